@@ -1,0 +1,272 @@
+"""The bundle: one folder that loads everywhere, its manifest, and how outputs reach the disk whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from distilface.errors import GateError, UserError
+from distilface.loading import sha256_of
+from distilface.tokenizer import write_json
+
+MANIFEST = "distilface.json"
+GOLDEN = "golden.json"
+FORMAT_VERSION = 1
+
+Kind = Literal["float32", "float16", "int8-static", "int8-dynamic", "weight-only"]
+
+# File names follow what transformers.js asks for by dtype: fp32, int8, q8.
+VARIANT_FILES = {
+    "fp32": "onnx/model.onnx",
+    "int8-static": "onnx/model_int8.onnx",
+    "int8-dynamic": "onnx/model_quantized.onnx",
+}
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class FileRecord(_Record):
+    """One file of the bundle: hex sha256 and size in bytes."""
+
+    sha256: str
+    size: int
+
+
+class Variant(_Record):
+    """One graph of the bundle.
+
+    Attributes:
+        cosine_floor: a vector of this graph has at least this cosine to the fp32 vector of the same text, whatever
+            else is in its batch; measured on the golden texts and the gate's held-out texts, with a margin.
+        batch_invariant: whether the vector is independent of its batch-mates (cosine >= 0.999999).
+        batch_dependence: worst cosine measured between a text alone and beside long neighbours.
+        integer_matmuls: MatMuls whose product is computed on integers; ``float_matmuls``: the others with a constant
+            weight; ``weight_only_matmuls``: stored small, multiplied in float.
+        needs_custom_ops: the graph uses ``com.microsoft`` operators, so only ONNX Runtime and its kin run it.
+    """
+
+    file: str
+    kind: Kind
+    size: int
+    integer_matmuls: int
+    weight_only_matmuls: int
+    float_matmuls: int
+    cosine_floor: float
+    batch_invariant: bool
+    batch_dependence: float
+    needs_custom_ops: bool
+    opset: int
+    ir_version: int
+    recipe: dict[str, Any] = Field(default_factory=dict)
+    notes: list[str] = Field(default_factory=list)
+
+
+class Manifest(_Record):
+    """distilface.json of a bundle."""
+
+    kind: Literal["bundle"] = "bundle"
+    format_version: int = FORMAT_VERSION
+    created_by: str
+    architecture: str
+    pooling: str
+    head: str
+    normalized: bool = True
+    max_seq_length: int
+    dim: int
+    num_layers: int
+    num_attention_heads: int
+    hidden_size: int
+    versions: dict[str, str] = Field(default_factory=dict)
+    variants: dict[str, Variant] = Field(default_factory=dict)
+    files: dict[str, FileRecord] = Field(default_factory=dict)
+    scores: dict[str, dict[str, float]] = Field(default_factory=dict)
+
+
+class GoldenText(_Record):
+    """One text with its ids and its fp32 vector."""
+
+    text: str
+    ids: list[int]
+    vector: list[float]
+
+
+class Bundle:
+    """A folder with a manifest. Open with `Bundle.open`; graphs are reached by variant name."""
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.folder = folder
+        self.manifest = manifest
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Bundle:
+        """Read the manifest.
+
+        Raises:
+            UserError: no bundle here, a damaged manifest, or one written by a newer version.
+        """
+        folder = Path(folder)
+        if not folder.is_dir():
+            raise UserError(f"bundle {str(folder)!r} does not exist; make one: distilface export MODEL --out FOLDER")
+        values = _manifest_values(folder)
+        if values is None or values.get("kind") != "bundle":
+            what = "is a checkpoint, not a bundle" if values else f"has no {MANIFEST}, so it is no bundle"
+            raise UserError(f"{str(folder)!r} {what}; make one with: distilface export MODEL --out FOLDER")
+        version = values.get("format_version")
+        if not isinstance(version, int) or version > FORMAT_VERSION:
+            raise UserError(f"bundle {str(folder)!r} has format version {version!r}; this distilface reads up to "
+                            f"{FORMAT_VERSION}: pip install --upgrade distilface")
+        try:
+            return cls(folder, Manifest.model_validate(values))
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(map(str, first["loc"]))
+            raise UserError(f"{str(folder / MANIFEST)!r} is damaged at {where}: {first['msg']}; export again") from None
+
+    @property
+    def variant_names(self) -> list[str]:
+        """Names of the graphs there are, fp32 first."""
+        return list(self.manifest.variants)
+
+    def resolve_variant(self, name: str) -> str:
+        """A variant's full name; ``int8`` means the static INT8 graph when there is one, else the dynamic one."""
+        candidates = ("int8-static", "int8-dynamic") if name == "int8" else (name,)
+        for candidate in candidates:
+            if candidate in self.manifest.variants:
+                return candidate
+        hint = " (make it with: distilface quantize BUNDLE --int8)" if name.startswith("int8") else ""
+        raise UserError(f"bundle {str(self.folder)!r} has no variant {name!r}; it has "
+                        f"{', '.join(self.variant_names)}{hint}")
+
+    def variant(self, name: str) -> Variant:
+        """What the manifest says of a variant."""
+        return self.manifest.variants[self.resolve_variant(name)]
+
+    def graph(self, name: str) -> Path:
+        """The ONNX file of a variant."""
+        file = self.folder / self.variant(name).file
+        if not file.is_file():
+            raise UserError(f"{str(file)!r} is named in the manifest but missing; copy the bundle again")
+        return file
+
+    def check_file(self, relative: str) -> None:
+        """Compare one file with its sha256 in the manifest; `GateError` when it was altered."""
+        record = self.manifest.files[relative]
+        file = self.folder / relative
+        if not file.is_file():
+            raise GateError(f"{str(file)!r} is missing; the manifest lists it: copy the bundle again")
+        found = sha256_of(file)
+        if found != record.sha256:
+            raise GateError(f"{str(file)!r} was altered: sha256 {found[:16]}..., the manifest says "
+                            f"{record.sha256[:16]}...; copy or export the bundle again")
+
+    def golden(self) -> list[GoldenText]:
+        """The golden texts with their ids and fp32 vectors."""
+        values = json.loads((self.folder / GOLDEN).read_text(encoding="utf-8"))
+        return [GoldenText.model_validate(item) for item in values["texts"]]
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> Manifest:
+    """Record every file of ``folder`` in the manifest and write it, last and atomically."""
+    files = {}
+    for file in sorted(folder.rglob("*")):
+        relative = file.relative_to(folder).as_posix()
+        if file.is_file() and relative != MANIFEST:
+            files[relative] = FileRecord(sha256=sha256_of(file), size=file.stat().st_size)
+    complete = manifest.model_copy(update={"files": files})
+    with atomic_file(folder / MANIFEST) as temporary:
+        write_json(temporary, complete.model_dump(mode="json"))
+    return complete
+
+
+def write_golden(folder: Path, texts: Sequence[GoldenText]) -> None:
+    """Write golden.json: one text a line, so that a difference can be read."""
+    lines = ",\n".join(json.dumps(text.model_dump(), ensure_ascii=True) for text in texts)
+    (folder / GOLDEN).write_text(f'{{"texts": [\n{lines}\n]}}\n', encoding="utf-8", newline="\n")
+
+
+def is_bundle(folder: str | Path) -> bool:
+    """Whether ``folder`` holds a bundle's manifest (a checkpoint has a distilface.json of another kind)."""
+    values = _manifest_values(Path(folder))
+    return values is not None and values.get("kind") == "bundle"
+
+
+def check_output(out: str | Path, overwrite: bool) -> Path:
+    """Refuse an output path that holds something, before hours of work are spent on it."""
+    out = Path(out)
+    if out.is_file() and not overwrite:
+        raise UserError(f"output {str(out)!r} is an existing file; choose another or pass --overwrite")
+    if out.is_dir() and any(out.iterdir()) and not overwrite:
+        raise UserError(f"output folder {str(out)!r} exists and is not empty; choose another or pass --overwrite")
+    if not os.access(_existing_parent(out), os.W_OK):
+        raise UserError(f"output {str(out)!r} can't be written: no permission in {str(_existing_parent(out))!r}")
+    return out
+
+
+@contextmanager
+def atomic_directory(out: str | Path, overwrite: bool = False) -> Iterator[Path]:
+    """A fresh folder beside ``out`` that becomes ``out`` when the block ends well, and vanishes when it does not."""
+    out = check_output(out, overwrite)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=out.parent))
+    temporary.chmod(0o755)
+    try:
+        yield temporary
+        old = None
+        if out.exists():
+            old = temporary.with_suffix(".old")
+            out.rename(old)
+        try:
+            temporary.rename(out)
+        except BaseException:
+            if old is not None:
+                old.rename(out)
+            raise
+        if old is not None:
+            shutil.rmtree(old) if old.is_dir() else old.unlink()
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+@contextmanager
+def atomic_file(path: str | Path) -> Iterator[Path]:
+    """A temporary file path beside ``path`` that replaces it when the block ends well."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
+    os.close(handle)
+    temporary = Path(name)
+    temporary.chmod(0o644)
+    try:
+        yield temporary
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _existing_parent(path: Path) -> Path:
+    parent = path.absolute().parent
+    while not parent.exists():
+        parent = parent.parent
+    return parent
+
+
+def _manifest_values(folder: Path) -> dict[str, Any] | None:
+    file = folder / MANIFEST
+    if not file.is_file():
+        return None
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{str(file)!r} is not valid JSON ({error}); copy or export the bundle again") from None
+    return values if isinstance(values, dict) else None

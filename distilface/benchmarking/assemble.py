@@ -1,0 +1,162 @@
+"""From what the workers answered to the subjects' results, with gains over the baseline and the sentences to say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from distilface.benchmarking import quality, summary
+from distilface.benchmarking.config import BenchConfig
+from distilface.benchmarking.results import Latency, SubjectResult, Throughput
+from distilface.benchmarking.subjects import StaticFacts, Subject
+from distilface.protocol import Vectors
+
+INVARIANT = 0.999999
+UNSTEADY = 1.5
+
+
+@dataclass
+class Samples:
+    """Raw answers of one subject. Times in seconds; ``latency[tokens][round]`` is a list of calls."""
+
+    facts: StaticFacts
+    loads: list[dict[str, Any]] = field(default_factory=list)
+    latency: dict[int, list[list[float]]] = field(default_factory=dict)
+    throughput: dict[int | None, list[float]] = field(default_factory=dict)
+    own_tokens: dict[str, float] | None = None
+    peak_rss: int | None = None
+    batch_dependence: float | None = None
+    vectors: Vectors | None = None
+    sts_vectors: Vectors | None = None
+    reference: str | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was measured, for all subjects alike."""
+
+    subjects: tuple[Subject, ...]
+    baseline: str
+    short: int
+    long: int
+    lengths: tuple[int, ...]
+    text_count: int
+    sts_sets: Sequence[quality.StsData]
+    sts_sentences: Sequence[str]
+    config: BenchConfig
+
+
+def assemble(plan: Plan, samples: dict[str, Samples],
+             progress: Callable[[str, int, int], None]) -> tuple[tuple[SubjectResult, ...], tuple[str, ...]]:
+    """Results in the order of the subjects, and notes on the whole run."""
+    pair_cosines = {}
+    for name, item in samples.items():
+        if item.sts_vectors is not None:
+            pair_cosines[name] = quality.pair_cosines(item.sts_vectors, plan.sts_sentences, plan.sts_sets)
+    plain: dict[str, SubjectResult] = {}
+    for index, subject in enumerate(plan.subjects):
+        progress("scoring", index, len(plan.subjects))
+        plain[subject.name] = _result(plan, subject, samples, pair_cosines)
+    baseline = plain[plan.baseline]
+    results = [_with_gains(result, baseline) for result in plain.values()]
+    by_name = {result.name: result for result in results}
+    final = [result.model_copy(update={"notes": (*result.notes, *_speed_notes(plan, result, by_name, samples),
+                                                 *_unsteady(plan, result))}) for result in results]
+    return tuple(final), _run_notes(plan, samples)
+
+
+def _result(plan: Plan, subject: Subject, samples: dict[str, Samples], pair_cosines: dict[str, Any]) -> SubjectResult:
+    mine = samples[subject.name]
+    facts, load = mine.facts, mine.loads[-1]
+    cosine = None
+    if mine.reference is not None and mine.vectors is not None:
+        theirs = samples[mine.reference].vectors
+        cosine = None if theirs is None else quality.cosine_summary(mine.reference, mine.vectors, theirs)
+    sts = None
+    if subject.name in pair_cosines:
+        baseline = None if subject.name == plan.baseline else pair_cosines[plan.baseline]
+        sts = quality.sts_result(subject.name, plan.sts_sets, pair_cosines[subject.name], baseline,
+                                 plan.config.bootstrap, plan.config.seed)
+    notes = list(facts.notes)
+    dependent = mine.batch_dependence is not None and mine.batch_dependence < INVARIANT
+    if dependent and not facts.declared_dependent:
+        notes.append(f"a vector depends on its batch-mates: cosine {mine.batch_dependence:.4f} at worst between a text "
+                     "alone and beside long ones")
+    if mine.peak_rss is None:
+        notes.append("peak memory is not measured on this platform")
+    return SubjectResult(
+        name=subject.name, model=subject.model, variant=subject.variant, backend=subject.backend, kind=subject.kind,
+        file=facts.file, is_baseline=subject.name == plan.baseline, size_bytes=facts.size_bytes,
+        zip_bytes=facts.zip_bytes, parameters=facts.parameters, integer_matmuls=facts.integer_matmuls,
+        weight_only_matmuls=facts.weight_only_matmuls, float_matmuls=facts.float_matmuls, dim=load["dim"],
+        max_seq_length=load["max_seq_length"],
+        import_ms=summary.spread([1000 * one["import_s"] for one in mine.loads]),
+        load_ms=summary.spread([1000 * one["load_s"] for one in mine.loads]),
+        first_vector_ms=summary.spread([1000 * one["first_vector_s"] for one in mine.loads]),
+        peak_rss_bytes=mine.peak_rss,
+        latency=tuple(summary.latency(tokens, (mine.own_tokens or {}).get(str(tokens)), mine.latency[tokens])
+                      for tokens in plan.lengths),
+        throughput=tuple(summary.throughput(policy, plan.text_count, seconds)
+                         for policy, seconds in mine.throughput.items()),
+        batch_dependence=mine.batch_dependence, cosine=cosine, sts=sts, notes=tuple(notes),
+    )
+
+
+def _with_gains(result: SubjectResult, baseline: SubjectResult) -> SubjectResult:
+    def timed(row: Latency) -> Latency:
+        other = baseline.latency_at(row.tokens).round_p50
+        return row.model_copy(update={"gain": summary.gain(row.round_p50, other, smaller_is_better=True)})
+
+    def rated(row: Throughput) -> Throughput:
+        other = next(theirs for theirs in baseline.throughput if theirs.batch_tokens == row.batch_tokens)
+        return row.model_copy(update={"gain": summary.gain(row.rounds, other.rounds, smaller_is_better=False)})
+
+    return result.model_copy(update={
+        "latency": tuple(map(timed, result.latency)), "throughput": tuple(map(rated, result.throughput)),
+        "size_gain": summary.ratio(baseline.size_bytes, result.size_bytes),
+        "zip_gain": summary.ratio(baseline.zip_bytes, result.zip_bytes),
+        "load_gain": summary.ratio(baseline.load_ms.median, result.load_ms.median),
+        "rss_gain": summary.ratio(baseline.peak_rss_bytes, result.peak_rss_bytes),
+    })
+
+
+def _speed_notes(plan: Plan, result: SubjectResult, results: dict[str, SubjectResult],
+                 samples: dict[str, Samples]) -> list[str]:
+    """Say so when an INT8 graph is not faster than the fp32 graph it was made from."""
+    if not result.kind.startswith("int8"):
+        return []
+    reference = results.get(samples[result.name].reference or "", results[plan.baseline])
+    if reference.kind != "float32":
+        return []
+    gains = {
+        f"{tokens} tokens at batch 1": summary.gain(result.latency_at(tokens).round_p50,
+                                                    reference.latency_at(tokens).round_p50, True).median
+        for tokens in dict.fromkeys((plan.short, plan.long))
+    }
+    gains["throughput"] = summary.gain(result.best_throughput.rounds, reference.best_throughput.rounds, False).median
+    slow = [f"{name} {value:.2f}x" for name, value in gains.items() if value <= 1]
+    if not slow:
+        return []
+    whole = len(slow) == len(gains)
+    return [f"INT8 is not faster than fp32 on this {plan.config.target.upper()}"
+            f"{'' if whole else ' in every respect'}: {', '.join(slow)}"]
+
+
+def _unsteady(plan: Plan, result: SubjectResult) -> list[str]:
+    """Say so when the rounds disagree about a gain."""
+    gains = {f"{plan.short} tokens at batch 1": result.latency_at(plan.short).gain,
+             "throughput": result.best_throughput.gain}
+    return [f"unsteady: the gain in {name} ranged from {gain.low:.2f}x to {gain.high:.2f}x over the rounds"
+            for name, gain in gains.items() if gain is not None and gain.high > UNSTEADY * gain.low]
+
+
+def _run_notes(plan: Plan, samples: dict[str, Samples]) -> tuple[str, ...]:
+    notes = []
+    if next(subject for subject in plan.subjects if subject.name == plan.baseline).kind != "float32":
+        notes.append(f"no float32 subject was measured: gains are against {plan.baseline}")
+    limits = {item.loads[-1]["max_seq_length"] for item in samples.values() if item.loads} - {None}
+    if len(limits) > 1:
+        notes.append(f"length limits differ ({', '.join(map(str, sorted(limits)))}): latency is measured up to "
+                     f"{min(limits)} tokens")
+    return tuple(notes)

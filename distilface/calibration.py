@@ -1,0 +1,104 @@
+"""What activations look like on the user's own sentences: streamed statistics of chosen tensors, padding left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from distilface.batching import batches_by_length
+from distilface.errors import UserError
+from distilface.runtime import session_options
+from distilface.tokenizer import Tokenizer
+
+Array = NDArray[np.float32]
+SAMPLE_TOKENS = 1024
+"""Token vectors kept of each tensor for the searches that need real values; memory stays flat beyond."""
+
+
+class ActivationStats:
+    """Running statistics of one tensor ``[tokens, channels]``.
+
+    Attributes:
+        low, high: per-channel extremes, ``[channels]``.
+        mean: per-channel mean over every token seen, ``[channels]``.
+        tokens: how many unmasked tokens were seen.
+    """
+
+    def __init__(self, channels: int, seed: int) -> None:
+        self.low = np.full(channels, np.inf, dtype=np.float32)
+        self.high = np.full(channels, -np.inf, dtype=np.float32)
+        self.total = np.zeros(channels, dtype=np.float64)
+        self.tokens = 0
+        self._sample = np.empty((SAMPLE_TOKENS, channels), dtype=np.float32)
+        self._random = np.random.default_rng(seed)
+
+    def update(self, values: Array) -> None:
+        """Add ``[n, channels]`` unmasked token vectors."""
+        self.low = np.minimum(self.low, values.min(axis=0))
+        self.high = np.maximum(self.high, values.max(axis=0))
+        self.total += values.sum(axis=0, dtype=np.float64)
+        # Reservoir sampling (Vitter's algorithm R): every token seen is kept with equal probability.
+        positions = np.arange(self.tokens, self.tokens + len(values))
+        slots = np.where(positions < SAMPLE_TOKENS, positions, self._random.integers(0, positions + 1))
+        kept = slots < SAMPLE_TOKENS
+        self._sample[slots[kept]] = values[kept]
+        self.tokens += len(values)
+
+    @property
+    def mean(self) -> NDArray[np.float64]:
+        return self.total / max(1, self.tokens)
+
+    @property
+    def sample(self) -> Array:
+        """Up to `SAMPLE_TOKENS` token vectors, drawn evenly from all that were seen."""
+        return self._sample[: self.tokens]
+
+
+def collect(model: Any, tensors: Sequence[str], tokenizer: Tokenizer, texts: Sequence[str],
+            progress: Callable[[int, int], None] | None = None) -> dict[str, ActivationStats]:
+    """Run ``model`` over ``texts`` and gather statistics of ``tensors``.
+
+    Args:
+        model: a float32 graph; the tensors must be ``[batch, length, channels]``.
+        progress: called with texts done and texts in all.
+
+    Raises:
+        UserError: when there is nothing to calibrate on.
+    """
+    if len(texts) < 2:
+        raise UserError(f"calibration got {len(texts)} text(s); give at least 2, better 300 sentences of the kind "
+                        "the model will see")
+    stats: dict[str, ActivationStats] = {}
+    done = 0
+    for values, mask in _activations(model, tensors, tokenizer, texts):
+        valid = mask.astype(bool)
+        for seed, (name, value) in enumerate(zip(tensors, values, strict=True)):
+            if name not in stats:
+                stats[name] = ActivationStats(value.shape[-1], seed)
+            stats[name].update(value[valid])
+        done += len(mask)
+        if progress is not None:
+            progress(done, len(texts))
+    return stats
+
+
+def _activations(model: Any, tensors: Sequence[str], tokenizer: Tokenizer,
+                 texts: Sequence[str]) -> Iterator[tuple[list[Array], NDArray[np.int64]]]:
+    """Values of ``tensors`` and the attention mask, batch after batch."""
+    observed = onnx.ModelProto()
+    observed.CopyFrom(model)
+    del observed.graph.output[:]
+    observed.graph.output.extend(onnx.ValueInfoProto(name=name) for name in tensors)
+    session = ort.InferenceSession(observed.SerializeToString(), session_options(0), providers=["CPUExecutionProvider"])
+    wanted = {item.name for item in session.get_inputs()}
+    rows = tokenizer.encode_batch(texts)
+    for indices in batches_by_length([len(row) for row in rows], batch_tokens=1024):
+        feed = tokenizer.pad([rows[index] for index in indices])
+        if "token_type_ids" in wanted:
+            feed["token_type_ids"] = np.zeros_like(feed["input_ids"])
+        yield session.run(list(tensors), {name: feed[name] for name in wanted}), feed["attention_mask"]

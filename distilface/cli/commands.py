@@ -1,0 +1,303 @@
+"""The verbs. Each parses, calls one function of the library, and prints what came back."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+
+from distilface.cli.progress import out as console
+from distilface.cli.progress import progress, show_table
+from distilface.errors import UserError
+
+if TYPE_CHECKING:
+    from distilface.benchmarking import Subject
+
+# typer reads these annotations at run time under Python 3.10, where ``X | None`` inside Annotated is fine but its help
+# output is not; Optional keeps both quiet.
+Text = Optional[str]  # noqa: UP045
+Number = Optional[int]  # noqa: UP045
+File = Optional[Path]  # noqa: UP045
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the output if it exists.")]
+Sets = Annotated[Optional[list[str]], typer.Option(  # noqa: UP045
+    "--set", help="SECTION.KEY=VALUE, over file and flags; repeat for more.")]
+
+
+def train(
+    config: Annotated[File, typer.Option("--config", help="YAML with differences from the defaults.")] = None,
+    sets: Sets = None,
+    model: Annotated[Text, typer.Option("--model", help="Checkpoint folder or Hub id to start from.")] = None,
+    data: Annotated[Text, typer.Option("--data", help="Training text: a file, or a Hub data set id.")] = None,
+    kind: Annotated[Text, typer.Option("--kind", help="sentences, pairs, groups or triplets.")] = None,
+    pooling: Annotated[Text, typer.Option("--pooling", help="cls, mean_last4, ... (see README).")] = None,
+    head: Annotated[Text, typer.Option("--head", help="none, train_only or kept.")] = None,
+    steps: Annotated[Number, typer.Option("--steps", help="Optimizer steps.")] = None,
+    batch_size: Annotated[Number, typer.Option("--batch-size", help="Examples a step.")] = None,
+    precision: Annotated[Text, typer.Option("--precision", help="fp32, bf16, fp16 or auto.")] = None,
+    sts: Annotated[Text, typer.Option("--sts", help="Scored dev pairs: SentEval folder, file or Hub id.")] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Checkpoint folder to write.")] = Path("runs/model"),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from an interrupted run's checkpoint.")] = False,
+    overwrite: Overwrite = False,
+) -> None:
+    """Fine-tune an encoder contrastively: text -> checkpoint.
+
+    Unsupervised SimCSE on sentences; supervised on pairs, groups, or triplets with hard negatives.
+    """
+    from distilface.config import load_config
+    from distilface.training import TrainConfig
+    from distilface.training import train as run
+
+    overrides: dict[str, Any] = {
+        "model": {"name": model, "pooling": pooling, "head": head},
+        "train": {"max_steps": steps, "batch_size": batch_size, "precision": precision}, "eval": {"sts": sts},
+    }
+    if data is not None:
+        overrides["data"] = [{"path": data, **({"kind": kind} if kind else {})}]
+    elif kind is not None:
+        raise UserError("--kind says what --data holds; give --data too, or set data in the config file")
+    if config is None and model is None:
+        raise UserError("nothing to train: give --model MODEL and --data FILE, or --config FILE (see configs/train/)")
+    result = run(load_config(TrainConfig, config, sets or (), overrides), out, resume, overwrite)
+    if int(os.environ.get("RANK", "0")) == 0:
+        dev = ("" if result.dev_selected is None else
+               f", dev Spearman {result.dev_start:.2f} -> {result.dev_selected:.2f}")
+        console.print(f"{result.out}: {result.steps} steps at {result.examples_per_second:.0f} examples/s, step "
+                      f"{result.selected_step} kept{dev}")
+
+
+def evaluate(
+    model: Annotated[str, typer.Argument(help="Checkpoint, bundle, sentence-transformers folder or Hub id.")],
+    data: Annotated[Path, typer.Option("--data", help="SentEval folder (holds STS/ and SICK/).")],
+    sets: Annotated[Text, typer.Option("--sets", help="Comma-separated; default all seven.")] = None,
+    aggregation: Annotated[str, typer.Option("--aggregation", help="all, mean or wmean.")] = "all",
+    variant: Annotated[Text, typer.Option("--variant", help="Graph of a bundle; default fp32.")] = None,
+    pooling: Annotated[Text, typer.Option("--pooling", help="Override a checkpoint's pooling.")] = None,
+    max_seq_length: Annotated[Number, typer.Option("--max-seq-length", help="A lower length limit.")] = None,
+    geometry: Annotated[bool, typer.Option("--geometry", help="Also alignment and uniformity (STS-B).")] = False,
+    json_file: Annotated[File, typer.Option("--json", help="Write the scores there, too.")] = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Score anything that encodes on the seven STS sets.
+
+    Spearman and Pearson of each set, and the averages avg7 and avg5 (STS12-15 and STS-B).
+    """
+    from distilface.artifact import atomic_file
+    from distilface.evaluation import STS_SETS, alignment_uniformity, evaluate_sts, load_sts_benchmark
+    from distilface.loading import load_any
+    from distilface.tokenizer import write_json
+
+    if json_file is not None and json_file.exists() and not overwrite:
+        raise UserError(f"output {str(json_file)!r} exists; choose another or pass --overwrite")
+    names = [name.strip() for name in sets.split(",")] if sets else list(STS_SETS)
+    with progress() as report:
+        report("loading")
+        encoder = load_any(model, variant, pooling, max_seq_length)
+        report("scoring")
+        scores = evaluate_sts(encoder, data, names, aggregation)  # type: ignore[arg-type]
+        values: dict[str, Any] = {"model": model, "variant": variant, **scores.as_dict()}
+        if geometry:
+            report("alignment and uniformity")
+            found = alignment_uniformity(encoder, load_sts_benchmark(data, "test"))
+            values |= {"alignment": found.alignment, "uniformity": found.uniformity}
+    show_table("Spearman x 100", ("", *(item.name for item in scores.sets), "avg7", "avg5"), [
+        (model, *(f"{item.spearman:.2f}" for item in scores.sets),
+         *("-" if value is None else f"{value:.2f}" for value in (scores.avg7, scores.avg5)))])
+    if geometry:
+        console.print(f"alignment {values['alignment']:.4f}   uniformity {values['uniformity']:.4f}")
+    if json_file is not None:
+        with atomic_file(json_file) as temporary:
+            write_json(temporary, values)
+
+
+def export(
+    model: Annotated[str, typer.Argument(help="Checkpoint, sentence-transformers folder or Hub id.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Bundle folder to write.")],
+    pooling: Annotated[Text, typer.Option("--pooling", help="Override the checkpoint's pooling.")] = None,
+    max_seq_length: Annotated[Number, typer.Option("--max-seq-length", help="The bundle's length limit.")] = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Export a checkpoint as an ONNX bundle.
+
+    One graph, proved equal to torch, and the files that other libraries need to load it.
+    """
+    from distilface.errors import require
+
+    require("torch", "export", "distilface export")
+    from distilface.exporter import export as run
+
+    with progress() as report:
+        bundle = run(model, out, pooling, max_seq_length, overwrite, report)
+    variant = bundle.variant("fp32")
+    worst = variant.recipe["minimum_cosine_to_torch"]
+    console.print(f"{bundle.folder}: fp32, {variant.size / 1e6:.1f} MB, worst cosine to torch {worst:.7f}")
+
+
+def quantize(
+    bundle: Annotated[Path, typer.Argument(help="Bundle with an fp32 graph.")],
+    int8: Annotated[bool, typer.Option("--int8", help="INT8 weights, products and embedding tables.")] = False,
+    mode: Annotated[str, typer.Option("--mode", help="dynamic, or static (needs --calibration).")] = "dynamic",
+    calibration: Annotated[Text, typer.Option("--calibration", help="Sentences: ranges and held-out check.")] = None,
+    column: Annotated[Text, typer.Option("--column", help="Column of the calibration file.")] = None,
+    dev: Annotated[Text, typer.Option("--dev", help="Scored pairs for the gate: SentEval folder or file.")] = None,
+    max_drop: Annotated[float, typer.Option("--max-drop", help="Most Spearman points to lose.")] = 1.0,
+    min_cosine: Annotated[float, typer.Option("--min-cosine", help="Least held-out cosine to fp32.")] = 0.95,
+    target_isa: Annotated[str, typer.Option("--target-isa", help="vnni, or any: weights up to 64.")] = "vnni",
+    out: Annotated[File, typer.Option("--out", "-o", help="Write a copy; default, extend the bundle.")] = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Add an INT8 variant to a bundle.
+
+    It must pass a quality gate, or the bundle stays as it is.
+    """
+    if not int8:
+        raise UserError("say which precision: distilface quantize BUNDLE --int8")
+    from itertools import islice
+
+    from distilface.data import iter_texts
+    from distilface.evaluation import load_scored
+    from distilface.quantization import MAX_READ_TEXTS
+    from distilface.quantization import quantize as run
+
+    texts = list(islice(iter_texts(calibration, column), MAX_READ_TEXTS)) if calibration is not None else None
+    labelled = load_scored(dev) if dev is not None else None
+    with progress() as report:
+        result = run(bundle, mode, texts, out, overwrite, max_drop, min_cosine, labelled, target_isa,  # type: ignore[arg-type]
+                     progress=report)
+    variant, gate = result.variant, result.gate
+    total = variant.integer_matmuls + variant.float_matmuls + variant.weight_only_matmuls
+    console.print(f"{result.bundle.folder}: {result.name}, {variant.size / 1e6:.1f} MB (fp32 "
+                  f"{result.fp32_size / 1e6:.1f}), {variant.integer_matmuls} of {total} MatMuls on integers")
+    console.print(f"held out: cosine to fp32 at least {gate.minimum_cosine:.4f}, mean {gate.mean_cosine:.4f}; Spearman "
+                  f"drop {gate.drop:.2f} points ({'labelled pairs' if gate.labelled else 'against fp32 similarities'})")
+    for note in variant.notes:
+        console.print(f"note: {note}")
+
+
+def verify(
+    bundle: Annotated[Path, typer.Argument(help="Bundle to check.")],
+    variant: Annotated[Text, typer.Option("--variant", help="Only this graph.")] = None,
+) -> None:
+    """Re-prove a bundle from its files alone.
+
+    Hashes, golden ids and vectors, one length limit, batch invariance, shapes.
+    """
+    from distilface.verification import require_passed
+    from distilface.verification import verify as run
+
+    with progress() as report:
+        checks = run(bundle, variant, report)
+    for check in checks:
+        console.print(f"{'pass' if check.passed else 'FAIL'}  {check.name}: {check.detail}")
+    require_passed(bundle, checks)
+
+
+def bench(
+    models: Annotated[list[str], typer.Argument(help="Bundles or checkpoints; BUNDLE:VARIANT for one graph.")],
+    target: Annotated[str, typer.Option("--target", help="cpu or cuda; never replaced by another.")] = "cpu",
+    out: Annotated[Path, typer.Option("--out", "-o", help="Report folder to write.")] = Path("runs/bench"),
+    sts: Annotated[File, typer.Option("--sts", help="SentEval folder, scored pairs, or 'smarthome'.")] = None,
+    texts: Annotated[File, typer.Option("--texts", help="Sentences for throughput; default built in.")] = None,
+    threads: Annotated[Number, typer.Option("--threads", help="Default: what this process may use.")] = None,
+    compare: Annotated[File, typer.Option("--compare", help="An older report.json.")] = None,
+    fail_on: Annotated[Optional[list[str]], typer.Option(  # noqa: UP045
+        "--fail-on", help="Rule such as 'drop>0.3' or 'p50>+10%'; repeat for more.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds and lengths.")] = False,
+    config: Annotated[File, typer.Option("--config", help="YAML with differences from the defaults.")] = None,
+    sets: Sets = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Measure bundles side by side: JSON, Markdown, HTML.
+
+    Size, load time, memory, latency, throughput and quality of every variant, in turn and each in its own process.
+    """
+    from distilface.artifact import check_output
+    from distilface.benchmarking import BenchConfig, BenchReport
+    from distilface.benchmarking import bench as run
+    from distilface.config import load_config
+    from distilface.report import compare as compare_reports
+    from distilface.report import enforce, parse_rule, ship, write_report
+    from distilface.report.tables import summary_table
+
+    check_output(out, overwrite)
+    rules = fail_on or []
+    for rule in rules:
+        parse_rule(rule)
+    old = BenchReport.from_json(_read(compare), str(compare)) if compare is not None else None
+    overrides: dict[str, Any] = {"target": target, "sts": sts, "texts": texts, "threads": threads}
+    if quick:
+        overrides |= {"rounds": 3, "latency_samples": 15, "load_repeats": 1, "lengths": [16, 128]}
+    settings = load_config(BenchConfig, config, sets or (), overrides)
+    subjects = [subject for model in models for subject in _subjects(model)]
+    with progress() as report:
+        result = run(subjects, settings, report)
+    page = write_report(result, out, overwrite, compare_reports(old, result) if old is not None else None)
+    table = summary_table(result)
+    show_table(table.title, table.header, [
+        [f"{cell.main} ({cell.detail})" if cell.detail else cell.main for cell in row] for row in table.rows])
+    verdict = ship(result)
+    console.print(f"ship {verdict.name or 'nothing'}: {verdict.reason}")
+    console.print(f"report: {page}")
+    enforce(rules, result, old)
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"report {str(file)!r} can't be read ({error}); give a report.json of bench") from None
+
+
+def _subjects(model: str) -> list[Subject]:
+    """``BUNDLE:VARIANT`` for one graph; a path that exists as it stands (C:\\models) is a path."""
+    from distilface.benchmarking import find_subjects
+
+    path, separator, variant = model.rpartition(":")
+    if separator and not Path(model).exists() and Path(path).is_dir():
+        return find_subjects(path, variant)
+    return find_subjects(model)
+
+
+def encode(
+    bundle: Annotated[Path, typer.Argument(help="Bundle.")],
+    source: Annotated[str, typer.Argument(help="File of texts (text, TSV, CSV, JSONL, Parquet, .gz), or - for stdin.")],
+    out: Annotated[str, typer.Option("--out", "-o", help="FILE.npy, .jsonl or .parquet; - for JSONL on stdout.")] = "-",
+    variant: Annotated[str, typer.Option("--variant", help="fp32, int8, int8-static, int8-dynamic.")] = "fp32",
+    column: Annotated[Text, typer.Option("--column", help="Column that holds the text.")] = None,
+    format: Annotated[Text, typer.Option("--format", help="npy, jsonl or parquet; default by suffix.")] = None,
+    threads: Annotated[Number, typer.Option("--threads", help="Default: what this process may use.")] = None,
+    batch_tokens: Annotated[int, typer.Option("--batch-tokens", help="Padded tokens in one batch.")] = 512,
+    provider: Annotated[str, typer.Option("--provider", help="cpu, cuda or tensorrt; never replaced.")] = "cpu",
+    special_tokens: Annotated[str, typer.Option("--special-tokens", help="parse, or escape [SEP] in texts.")] = "parse",
+    overwrite: Overwrite = False,
+) -> None:
+    """Encode texts to vectors: .npy, JSON lines or Parquet."""
+    from distilface.data import iter_texts
+    from distilface.encoding import encode_to
+    from distilface.runtime import Encoder
+
+    encoder = Encoder.load(bundle, variant, threads, provider, special_tokens)  # type: ignore[arg-type]
+    with progress() as report:
+        count = encode_to(encoder, iter_texts(source, column), out, format, overwrite, batch_tokens,
+                          lambda done: report("encoding", done, done))
+    if out != "-":
+        console.print(f"{out}: {count} vectors of {encoder.dim} dimensions")
+
+
+def demo(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for all results.")] = Path("runs/demo"),
+    overwrite: Overwrite = False,
+) -> None:
+    """All of it on built-in data, in about two minutes.
+
+    Train on commands to a smart home, export, quantize, verify, bench. No network.
+    """
+    from distilface.demo import HEADER, TITLE, run_demo
+
+    result = run_demo(out, overwrite, progress)
+    show_table(TITLE, HEADER, result.cells)
+    console.print(f"verified: {result.checks} checks passed\nreport: {result.page}\nbundle: {result.bundle}")
+
+
+COMMANDS = (train, evaluate, export, quantize, verify, bench, encode, demo)

@@ -1,0 +1,87 @@
+"""The bundle's README.md: a model card generated from the manifest, so that no number is typed by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from distilface.artifact import Manifest, Variant
+
+_PLAIN_POOLERS = {"cls": "the first token", "mean": "the mean over the attention mask",
+                  "max": "the maximum over the attention mask"}
+
+
+def write_card(folder: Path, manifest: Manifest) -> None:
+    """Write ``README.md`` with the metadata block that model hubs read."""
+    (folder / "README.md").write_text(render_card(manifest), encoding="utf-8", newline="\n")
+
+
+def render_card(manifest: Manifest) -> str:
+    """The model card as Markdown."""
+    parts = [
+        "---\n" + yaml.safe_dump(_metadata(manifest), sort_keys=False) + "---",
+        "# Sentence encoder bundle",
+        f"{manifest.architecture}, {manifest.num_layers} layers, {manifest.hidden_size} wide; vectors of "
+        f"{manifest.dim} dimensions, L2-normalised; pooling `{manifest.pooling}`; texts over "
+        f"{manifest.max_seq_length} tokens (special tokens included) are cut. Made by {manifest.created_by}.",
+        _table(manifest),
+        "## Use",
+        "```python\nfrom distilface import Encoder\n\nvectors = Encoder.load(\"this-folder\", variant=\""
+        f"{_suggested(manifest)}\").encode([\"Hello, World!\"])\n```",
+        _outputs(manifest),
+        *_notes(manifest),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _metadata(manifest: Manifest) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "library_name": "sentence-transformers", "pipeline_tag": "sentence-similarity",
+        "tags": ["sentence-transformers", "feature-extraction", "onnx", "transformers.js", "distilface"],
+    }
+    results = [{"task": {"type": "STS"}, "dataset": {"name": metric, "type": metric},
+                "metrics": [{"type": "cosine_spearman", "name": f"{variant} {metric}", "value": value}]}
+               for variant, scores in manifest.scores.items() for metric, value in scores.items()]
+    if results:
+        values["model-index"] = [{"name": "bundle", "results": results}]
+    return values
+
+
+def _table(manifest: Manifest) -> str:
+    metrics = list(dict.fromkeys(name for scores in manifest.scores.values() for name in scores))
+    header = ["variant", "file", "size, MB", "integer MatMuls", "cosine to fp32, at least", "batch-invariant", *metrics]
+    rows = [header, ["---"] * len(header)]
+    for name, variant in manifest.variants.items():
+        total = variant.integer_matmuls + variant.weight_only_matmuls + variant.float_matmuls
+        scores = manifest.scores.get(name, {})
+        rows.append([
+            name, f"`{variant.file}`", f"{variant.size / 1e6:.1f}", f"{variant.integer_matmuls} of {total}",
+            "1" if name == "fp32" else f"{variant.cosine_floor:.4f}", _invariance(variant),
+            *(f"{scores[metric]:.2f}" if metric in scores else "" for metric in metrics)])
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def _invariance(variant: Variant) -> str:
+    return "yes" if variant.batch_invariant else f"no: cosine down to {variant.batch_dependence:.4f}"
+
+
+def _outputs(manifest: Manifest) -> str:
+    kind = manifest.pooling.split("_")[0].replace("concat", "mean")
+    text = ("The graph has two outputs: `sentence_embedding`, pooled and normalised, is the one to use; "
+            f"`last_hidden_state` holds the token states it is pooled from by {_PLAIN_POOLERS[kind]}")
+    if manifest.head == "kept":
+        return text + ", before the trained MLP head: only `sentence_embedding` is the trained vector."
+    if manifest.pooling in ("cls", "mean_last", "max_last"):
+        return text + "."
+    return text + f" (they combine layers as `{manifest.pooling}` asks, not the last layer alone)."
+
+
+def _notes(manifest: Manifest) -> list[str]:
+    notes = [f"- {name}: {note}" for name, variant in manifest.variants.items() for note in variant.notes]
+    return ["## Notes", "\n".join(notes)] if notes else []
+
+
+def _suggested(manifest: Manifest) -> str:
+    return "int8" if any(name.startswith("int8") for name in manifest.variants) else "fp32"
