@@ -11,6 +11,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from distilface.batching import batches_by_length
+from distilface.cpu import available_cpus
 from distilface.errors import UserError
 from distilface.runtime import session_options
 from distilface.tokenizer import Tokenizer
@@ -64,7 +65,7 @@ def collect(model: Any, tensors: Sequence[str], tokenizer: Tokenizer, texts: Seq
     """Run ``model`` over ``texts`` and gather statistics of ``tensors``.
 
     Args:
-        model: a float32 graph; the tensors must be ``[batch, length, channels]``.
+        model: a float32 graph; the tensors must be ``[batch, length, channels]`` or ``[batch * length, channels]``.
         progress: called with texts done and texts in all.
 
     Raises:
@@ -76,11 +77,11 @@ def collect(model: Any, tensors: Sequence[str], tokenizer: Tokenizer, texts: Seq
     stats: dict[str, ActivationStats] = {}
     done = 0
     for values, mask in _activations(model, tensors, tokenizer, texts):
-        valid = mask.astype(bool)
+        valid = mask.astype(bool).reshape(-1)
         for seed, (name, value) in enumerate(zip(tensors, values, strict=True)):
             if name not in stats:
                 stats[name] = ActivationStats(value.shape[-1], seed)
-            stats[name].update(value[valid])
+            stats[name].update(value.reshape(len(valid), -1)[valid])
         done += len(mask)
         if progress is not None:
             progress(done, len(texts))
@@ -94,7 +95,8 @@ def _activations(model: Any, tensors: Sequence[str], tokenizer: Tokenizer,
     observed.CopyFrom(model)
     del observed.graph.output[:]
     observed.graph.output.extend(onnx.ValueInfoProto(name=name) for name in tensors)
-    session = ort.InferenceSession(observed.SerializeToString(), session_options(0), providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(observed.SerializeToString(), session_options(available_cpus()),
+                                   providers=["CPUExecutionProvider"])
     wanted = {item.name for item in session.get_inputs()}
     rows = tokenizer.encode_batch(texts)
     for indices in batches_by_length([len(row) for row in rows], batch_tokens=1024):

@@ -103,7 +103,7 @@ def load_backbone(transformers: Any, folder: Path, attn_implementation: str | No
         if type(error).__name__ != "SafetensorError":
             raise
         raise UserError(f"the weights in {str(folder)!r} are damaged: {error}; fetch or save them again") from None
-    mismatched = sorted(str(key[0]) for key in info["mismatched_keys"])
+    mismatched = sorted(key if isinstance(key, str) else str(key[0]) for key in info["mismatched_keys"])
     if mismatched:
         raise UserError(f"the weights in {str(folder)!r} have other sizes than config.json says: {len(mismatched)} "
                         f"tensors ({mismatched[0]}, ...); config.json and the weights do not belong together")

@@ -30,6 +30,7 @@ from distilface.checkpoint import quiet_transformers, write_modules
 from distilface.encoder import SentenceEncoder, normalized_config
 from distilface.errors import GateError, UserError, require
 from distilface.golden import GOLDEN_TEXTS
+from distilface.graphopt import optimize
 from distilface.machine import library_versions
 from distilface.modelcard import write_card
 from distilface.onnxgraph import describe_variant, simplify_attention_mask, strip_debug_information
@@ -82,6 +83,7 @@ def export_graph(encoder: SentenceEncoder, file: Path) -> None:
     strip_debug_information(model)
     _name_shapes(model, list(sample), encoder.dim)
     simplify_attention_mask(model)
+    optimize(model)
     _finish(onnx, model, file)
 
 

@@ -31,7 +31,7 @@ def resolve_model(name: str | Path, revision: str | None = None) -> Path:
     """
     text = str(name)
     folder = Path(text).expanduser()
-    if folder.is_dir():
+    if text and folder.is_dir():  # Path("") is the current folder
         return folder
     if folder.is_file():
         raise UserError(f"model {text!r} is a file; pass the folder that holds config.json")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from distilface.artifact import Bundle
 from distilface.batching import batches_by_length
 from distilface.cpu import available_cpus
-from distilface.errors import UserError
+from distilface.errors import GateError, UserError
 from distilface.protocol import Vectors
 from distilface.tokenizer import SpecialTokens, Tokenizer, check_texts
 
@@ -110,7 +110,7 @@ class Encoder:
         batches = batches_by_length([len(row) for row in rows], batch_tokens)
 
         def run(session: Any, indices: list[int]) -> None:
-            vectors[indices] = session.run(["sentence_embedding"], self.feed([rows[i] for i in indices]))[0]
+            vectors[indices] = self._run(session, [rows[i] for i in indices])
 
         if len(batches) < 2 or self.threads == 1 or self.provider != "cpu":
             for indices in batches:
@@ -125,10 +125,14 @@ class Encoder:
 
     def embed_batch(self, rows: Sequence[Sequence[int]]) -> Vectors:
         """One run of the graph on exactly these rows, padded together: ``[len(rows), dim]``."""
-        return self._wide.run(["sentence_embedding"], self.feed(rows))[0]  # type: ignore[no-any-return]
+        return self._run(self._wide, rows)
 
     def feed(self, rows: Sequence[Sequence[int]]) -> dict[str, NDArray[np.int64]]:
-        """Exactly the inputs the graph asks for, int64, padded to the longest row."""
+        """Exactly the inputs the graph asks for, int64, padded to the longest row; refuses rows over the limit."""
+        longest = max(map(len, rows), default=0)
+        if longest > self.max_seq_length:
+            raise UserError(f"got a row of {longest} ids; allowed: up to {self.max_seq_length}, the limit of the model "
+                            "(encode cuts texts to it)")
         arrays = self.tokenizer.pad(rows)
         if "token_type_ids" in self.input_names:
             arrays["token_type_ids"] = np.zeros_like(arrays["input_ids"])
@@ -137,6 +141,15 @@ class Encoder:
             raise UserError(f"graph {str(self.graph)!r} asks for inputs {', '.join(missing)}; "
                             "known: input_ids, attention_mask, token_type_ids")
         return {name: arrays[name] for name in self.input_names}
+
+    def _run(self, session: Any, rows: Sequence[Sequence[int]]) -> Vectors:
+        feed = self.feed(rows)
+        try:
+            return session.run(["sentence_embedding"], feed)[0]  # type: ignore[no-any-return]
+        except Exception as error:  # the binding's own classes derive from Exception
+            size = " x ".join(map(str, feed["input_ids"].shape))
+            raise GateError(f"graph {str(self.graph)!r} fails on a batch of {size} tokens: "
+                            f"{' '.join(str(error).split())}") from None
 
     def _session(self, threads: int) -> Any:
         providers = [_provider(self.provider)]

@@ -48,7 +48,7 @@ def real_texts(config: BenchConfig, sts_sentences: Sequence[str] = ()) -> RealTe
     distinct = list(dict.fromkeys(sentences))
     needed = config.text_count or FEWEST
     if len(distinct) < needed:
-        hint = " or lower --text-count" if config.text_count else ""
+        hint = " or lower text_count (--set text_count=N)" if config.text_count else ""
         raise UserError(f"{source} holds {len(distinct)} distinct sentences and {needed} are needed; {remedy}{hint}")
     random.Random(config.seed).shuffle(distinct)
     return RealTexts(source, tuple(distinct[: config.text_count or DEFAULT_COUNT]))

@@ -106,7 +106,7 @@ class Session:
         if "batch_tokens" not in inspect.signature(self.encoder.encode).parameters:
             from distilface.errors import UserError
 
-            raise UserError("this subject has no batch_tokens setting; measure it without --batch-tokens")
+            raise UserError("this subject has no batch_tokens setting; measure it without batch_tokens")
         return lambda texts: self.encoder.encode(texts, batch_tokens=batch_tokens)
 
 

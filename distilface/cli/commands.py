@@ -235,7 +235,8 @@ def bench(
     page = write_report(result, out, overwrite, compare_reports(old, result) if old is not None else None)
     table = summary_table(result)
     show_table(table.title, table.header, [
-        [f"{cell.main} ({cell.detail})" if cell.detail else cell.main for cell in row] for row in table.rows])
+        [f"{cell.main} ({cell.detail})".replace("\n", "; ") if cell.detail else cell.main for cell in row]
+        for row in table.rows])
     verdict = ship(result)
     console.print(f"ship {verdict.name or 'nothing'}: {verdict.reason}")
     console.print(f"report: {page}")

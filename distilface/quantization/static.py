@@ -1,7 +1,7 @@
 """Static INT8: activation ranges fixed beforehand on the user's sentences, so a vector never depends on its neighbours.
 
-Each MatMul with a constant weight becomes QuantizeLinear / DequantizeLinear around it (QDQ), which ONNX Runtime and
-OpenVINO turn into integer kernels. Three steps keep the quality:
+Each MatMul with a constant weight gets QuantizeLinear / DequantizeLinear around it (QDQ) and takes its bias in (Gemm),
+which ONNX Runtime and OpenVINO turn into one integer kernel. Three steps keep the quality:
 
 1. SmoothQuant (Xiao et al., ICML 2023, eq. 4): channels with outliers hand their size to the weights,
    ``s = max|X|^a / max|W|^(1-a)``; ``a`` is searched per group of MatMuls that read the same activation.
@@ -137,12 +137,12 @@ def quantize_static(model: Any, stats: dict[str, ActivationStats], keep_float: I
             continue
         index = GraphIndex(graph)
         weights = np.concatenate([_weight(index, name) for name in group.weights], axis=1)
-        value_path = _value_projection(index, group.source)
-        choice = choose(stats[group.source], weights, foldable=value_path is not None, limit=limit)
+        value = _value_projection(index, group.source)
+        choice = choose(stats[group.source], weights, foldable=value is not None, limit=limit)
         choices[group.source] = choice
-        if choice.factors is not None and value_path is not None:
-            _fold_into_value(graph, index, value_path, choice.factors)
-        _insert(graph, group, choice, stats[group.source], folded=value_path is not None, limit=limit)
+        if choice.factors is not None and value is not None:
+            _fold_into_value(index, value, choice.factors)
+        _insert(graph, group, choice, stats[group.source], folded=value is not None, limit=limit)
     quantize_tables(quantized)
     remove_unused(graph)
     sort_topologically(graph)
@@ -176,62 +176,60 @@ def _insert(graph: Any, group: Group, choice: Choice, stats: ActivationStats, fo
         nodes.append(helper.make_node(
             "DequantizeLinear", [f"{output}_weight", f"{output}_weight_scale", f"{output}_weight_zero"],
             [f"{output}_weight_dq"], f"{output}_weight_dequantize", axis=1))
-        node = index.producer[output]
-        node.input[0], node.input[1] = f"{source}_dq", f"{output}_weight_dq"
         drift = (seen @ (integers.astype(np.float32) * scale) - sample @ scaled).mean(axis=0)
-        _correct_bias(graph, index, output, drift)
+        node = index.producer[output]
+        ends = [f"{source}_dq", f"{output}_weight_dq"]
+        bias = _bias_of(index, output)
+        if bias is None:
+            node.input[:] = ends
+            continue
+        add, value = bias
+        steps = scale[0] * np.float32(choice.scale)
+        constants |= {f"{output}_bias": np.rint((value - drift) / steps).astype(np.int32),
+                      f"{output}_bias_scale": steps}
+        nodes += [
+            helper.make_node("DequantizeLinear", [f"{output}_bias", f"{output}_bias_scale"], [f"{output}_bias_dq"],
+                             f"{output}_bias_dequantize", axis=0),
+            helper.make_node("Gemm", [*ends, f"{output}_bias_dq"], [add.output[0]], f"{output}_gemm"),
+        ]
+        graph.node.remove(node)
+        graph.node.remove(add)
     add_initializers(graph, constants)
     graph.node.extend(nodes)
 
 
-def _correct_bias(graph: Any, index: GraphIndex, output: str, drift: Array) -> None:
-    """Subtract the mean error from the bias that is added next, where there is one of its own."""
-    for node in index.consumers.get(output, []):
-        biases = [name for name in node.input if name != output]
-        if node.op_type != "Add" or len(biases) != 1 or biases[0] not in index.initializers:
-            continue
-        bias = index.constant(biases[0])
-        if bias is None or bias.shape != drift.shape or len(index.consumers[biases[0]]) != 1:
-            continue
-        index.initializers[biases[0]].CopyFrom(numpy_helper.from_array((bias - drift).astype(np.float32), biases[0]))
+def _bias_of(index: GraphIndex, output: str) -> tuple[Any, Array] | None:
+    """The Add of a bias behind a two-dimensional MatMul, and the bias; a Gemm can take its place."""
+    consumers = index.consumers.get(output, [])
+    if len(consumers) != 1 or consumers[0].op_type != "Add":
+        return None
+    names = [name for name in consumers[0].input if name in index.initializers]
+    bias = index.constant(names[0]) if len(names) == 1 else None
+    return (consumers[0], bias) if bias is not None and bias.ndim == 1 else None
 
 
-def _value_projection(index: GraphIndex, source: str) -> tuple[Any, Any] | None:
-    """The value projection's (MatMul, Add) when ``source`` is the merged heads of one attention, else None.
+def _value_projection(index: GraphIndex, source: str) -> Any | None:
+    """The value projection's MatMul when ``source`` is the merged heads of one attention, else None.
 
     Attention mixes tokens, never channels, so a factor on its output can move into the value weights unchanged.
     """
     name = source
-    for expected in ("Reshape", "Transpose", "MatMul"):
+    for expected, slot in (("Reshape", 0), ("Transpose", 0), ("MatMul", 1), ("Transpose", 0), ("Reshape", 0)):
         node = index.producer.get(name)
         if node is None or node.op_type != expected:
             return None
-        name = node.input[1] if expected == "MatMul" else node.input[0]
-    for expected in ("Transpose", "Reshape"):
-        node = index.producer.get(name)
-        if node is None or node.op_type != expected:
-            return None
-        name = node.input[0]
-    add = index.producer.get(name)
-    if add is None or add.op_type != "Add":
-        return None
-    matmul = next((index.producer[item] for item in add.input if item in index.producer), None)
-    if matmul is None or matmul.op_type != "MatMul":
-        return None
-    return matmul, add
+        name = node.input[slot]
+    matmul = index.producer.get(name)
+    return matmul if matmul is not None and matmul.op_type == "MatMul" else None
 
 
-def _fold_into_value(graph: Any, index: GraphIndex, path: tuple[Any, Any], factors: Array) -> None:
-    """Divide the value projection's output channels by ``factors``: its weight scales (already INT8) and its bias."""
-    matmul, add = path
+def _fold_into_value(index: GraphIndex, matmul: Any, factors: Array) -> None:
+    """Divide the value projection's output channels by ``factors``: its INT8 weight scales, or the float weight."""
     weight = index.producer.get(matmul.input[1])
     name = weight.input[1] if weight is not None else matmul.input[1]
     value = index.constant(name)
-    bias_name = next(item for item in add.input if item in index.initializers)
-    bias = index.constant(bias_name)
-    assert value is not None and bias is not None
+    assert value is not None
     index.initializers[name].CopyFrom(numpy_helper.from_array((value / factors).astype(np.float32), name))
-    index.initializers[bias_name].CopyFrom(numpy_helper.from_array((bias / factors).astype(np.float32), bias_name))
 
 
 def _weight(index: GraphIndex, name: str) -> Array:

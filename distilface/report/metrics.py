@@ -49,7 +49,7 @@ _ALL = (
     Metric("load", "load time", "ms", lambda report, r, n: r.load_ms.median, is_time=True),
     Metric("first", "first vector", "ms", lambda report, r, n: r.first_vector_ms.median, is_time=True),
     *(Metric(name, f"{name} at batch 1", "ms", _latency(name), is_time=True, takes_tokens=True,
-             needs="that length (--lengths)") for name in ("p50", "p90", "p99")),
+             needs="that length (--set lengths=[N])") for name in ("p50", "p90", "p99")),
     Metric("throughput", "throughput", "/s", lambda report, r, n: r.best_throughput.sentences_per_second.median,
            smaller_is_better=False, is_time=True),
     Metric("cosine", "mean cosine to fp32", "cosine", lambda report, r, n: r.cosine.mean if r.cosine else None,

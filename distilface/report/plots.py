@@ -63,7 +63,8 @@ def _quality(report: BenchReport, colours: dict[str, str], number: int) -> Plot 
             axes.scatter([x], [y], s=area, color=colours[r.name], alpha=0.85, linewidths=0, label=r.name, zorder=3)
         axes.set_xlim(0, max(x for _, x, _ in points) * 1.15)
         low, high = min(y for *_, y in points), max(y for *_, y in points)
-        margin = max(high - low, 0.002 * abs(high)) * 0.35
+        # Never less than a point of Spearman (0.02 of cosine) from bottom to top: noise must not look like a cliff.
+        margin = max(0.25 * (high - low), (0.02 if kind == "cosine to fp32" else 1.0) / 2 - (high - low) / 2)
         axes.set_ylim(low - margin, high + margin)
         axes.ticklabel_format(axis="y", useOffset=False)
         axes.set_xlabel(f"p50 at batch 1, {report.short_tokens} tokens, ms (left is faster)")

@@ -138,15 +138,33 @@ def test_checkpoints_are_encoders_and_hold_no_foreign_pickles(run: Run, monkeypa
     assert len(loaded) >= 3 and all(loaded)
 
 
-def test_nan_stops_at_once_and_keeps_the_last_good_checkpoint(run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("method", "when", "said"), [
+    ("compute_loss", "before", "loss is nan at step 4"),
+    ("training_step", "after", "no finite numbers after step 4"),  # the loss was fine, what is to be saved is not
+])
+def test_nan_stops_at_once_and_keeps_the_last_good_checkpoint(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+                                                              method: str, when: str, said: str) -> None:
+    plain = getattr(ContrastiveTrainer, method)
+
+    def poisoned(self: ContrastiveTrainer, *args: Any, **kwargs: Any) -> Any:
+        result = plain(self, *args, **kwargs) if when == "after" else None
+        if self.state.global_step == 3:
+            next(self.encoder.parameters()).data[:] = float("nan")
+        return plain(self, *args, **kwargs) if when == "before" else result
+
+    monkeypatch.setattr(ContrastiveTrainer, method, poisoned)
     with pytest.raises(GateError) as caught:
-        run("train.learning_rate=1e38", "train.save_every=1", "train.max_grad_norm=0", "train.schedule=constant")
-    message = str(caught.value)
-    assert "step" in message and "learning_rate" in message and "\n" not in message
+        run("train.save_every=2")
+    assert said in str(caught.value) and "learning_rate" in str(caught.value) and "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
-    kept = sorted((tmp_path / "out.work").glob("checkpoint-*"))
-    for folder in kept:
-        assert np.isfinite(SentenceEncoder.load(folder).encode(CORPUS)).all()
+    (kept,) = (tmp_path / "out.work").glob("checkpoint-*")
+    assert kept.name == "checkpoint-2" and np.isfinite(SentenceEncoder.load(kept).encode(CORPUS)).all()
+
+
+def test_a_learning_rate_that_explodes_is_named(run: Run, tmp_path: Path) -> None:
+    with pytest.raises(GateError, match=r"learning_rate 1e\+38"):
+        run("train.learning_rate=1e38", "train.max_grad_norm=0", "train.schedule=constant")
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_best_dev_checkpoint_is_kept(run: Run, tmp_path: Path, dev: Path, monkeypatch: pytest.MonkeyPatch,

@@ -1,0 +1,42 @@
+"""What every recipe needs: where the measuring data lies, and how a result is written."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from distilface.artifact import atomic_file
+from distilface.errors import UserError
+from distilface.machine import machine_facts
+from distilface.tokenizer import write_json
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def folder(path: str, what: str) -> Path:
+    """An existing folder, or one line that says which is missing."""
+    found = Path(path)
+    if not found.is_dir():
+        raise UserError(f"{what} {path!r} does not exist; see benchmarks/README.md for what it must hold")
+    return found
+
+
+def write_result(name: str, values: dict[str, Any]) -> Path:
+    """Write ``benchmarks/results/NAME.json`` with the command, the date and the machine that made it."""
+    command = shlex.join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]])
+    file = RESULTS / f"{name}.json"
+    facts = machine_facts().model_dump(mode="json")
+    made = {"command": command, "date": datetime.now(timezone.utc).date().isoformat(), "machine": facts}
+    with atomic_file(file) as temporary:
+        write_json(temporary, made | values)
+    return file
+
+
+def read_result(name: str) -> dict[str, Any]:
+    """A result by its name."""
+    values: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return values
