@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -128,11 +128,14 @@ def _explain(error: ValidationError, model: type[BaseModel], source: str) -> str
 
 def _fields_at(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
     for part in location:
-        field = model.model_fields.get(str(part))
+        if isinstance(part, int):  # an item of a list; the list's own item type was taken a step before
+            continue
+        field = model.model_fields.get(part)
         if field is None:
             break
         candidates = (field.annotation, *get_args(field.annotation))
-        nested = [kind for kind in candidates if isinstance(kind, type) and issubclass(kind, BaseModel)]
+        nested = [kind for kind in candidates
+                  if get_origin(kind) is None and isinstance(kind, type) and issubclass(kind, BaseModel)]
         if not nested:
             break
         model = nested[0]

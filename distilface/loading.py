@@ -97,8 +97,11 @@ def sha256_of(file: Path) -> str:
 
 def _from_hub(name: str, revision: str | None) -> Path:
     hub = require("huggingface_hub", "train", f"fetching {name!r} from the Hub")
+    from distilface.data.hub import fail_fast_offline
+
     try:
-        return Path(hub.snapshot_download(name, revision=revision, allow_patterns=_PATTERNS))
+        with fail_fast_offline():
+            return Path(hub.snapshot_download(name, revision=revision, allow_patterns=_PATTERNS))
     except Exception as error:  # offline, unknown id, gated, bad revision: one kind of answer for the user
         reason = str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
         raise UserError(f"model {name!r} is no folder here and can't be fetched from the Hub ({reason}); offline, "

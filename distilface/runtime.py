@@ -43,6 +43,7 @@ class Encoder:
         self.threads = available_cpus() if threads is None else threads
         if self.threads < 1:
             raise UserError(f"threads is {threads}; allowed: 1 or more (default: the processors this process may use)")
+        self._file_state = self._state()
         self._wide = self._session(self.threads)
         self._narrow = self._wide if self.threads == 1 or provider != "cpu" else None
         self.input_names = [item.name for item in self._wide.get_inputs()]
@@ -117,6 +118,8 @@ class Encoder:
                 run(self._wide, indices)
             return vectors
         if self._narrow is None:
+            if self._state() != self._file_state:
+                raise UserError(f"graph {str(self.graph)!r} was replaced after it was loaded; load the encoder again")
             self._narrow = self._session(1)
         with ThreadPoolExecutor(self.threads) as pool:
             for _ in pool.map(lambda indices: run(self._narrow, indices), batches):
@@ -150,6 +153,12 @@ class Encoder:
             size = " x ".join(map(str, feed["input_ids"].shape))
             raise GateError(f"graph {str(self.graph)!r} fails on a batch of {size} tokens: "
                             f"{' '.join(str(error).split())}") from None
+
+    def _state(self) -> tuple[int, int] | None:
+        if not self.graph.is_file():
+            return None
+        status = self.graph.stat()
+        return status.st_size, status.st_mtime_ns
 
     def _session(self, threads: int) -> Any:
         providers = [_provider(self.provider)]

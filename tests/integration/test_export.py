@@ -107,8 +107,9 @@ def test_the_contract_of_the_graph(exported: Exported) -> None:
         assert item.type.tensor_type.elem_type == TensorProto.INT64
         assert shape(item) == ["batch_size", "sequence_length"]
     states, vector = model.graph.output
-    assert (states.name, shape(states)) == ("last_hidden_state", ["batch_size", "sequence_length", exported.encoder.dim])
-    assert (vector.name, shape(vector)) == ("sentence_embedding", ["batch_size", exported.encoder.dim])
+    dim = exported.encoder.dim
+    assert (states.name, shape(states)) == ("last_hidden_state", ["batch_size", "sequence_length", dim])
+    assert (vector.name, shape(vector)) == ("sentence_embedding", ["batch_size", dim])
     assert {item.type.tensor_type.elem_type for item in model.graph.output} == {TensorProto.FLOAT}
 
     floating = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -223,7 +224,7 @@ def test_a_graph_that_differs_from_torch_is_not_written(
             node.input[:] = ["no_mask" if name == "mask_bias" else name for name in node.input]
 
     monkeypatch.setattr(distilface.exporter, "simplify_attention_mask", forget)
-    with pytest.raises(GateError, match="differs from torch.*batch"):
+    with pytest.raises(GateError, match=r"differs from torch.*batch"):
         export(checkpoint, tmp_path / "bundle")
     assert list(tmp_path.iterdir()) == []
 
@@ -258,5 +259,5 @@ def test_minilm(minilm: Path, tmp_path: Path) -> None:
     assert cosines(vector, states.mean(axis=1))[0] >= 0.999999  # a mean over the first output is the trained vector
     assert cosines(vector, wide_states.mean(axis=1))[0] < 0.9  # the mask forgotten
     assert cosines(vector, states[:, 0])[0] < 0.9  # CLS instead of the mean
-    with pytest.raises(UserError, match="257.*256"):
+    with pytest.raises(UserError, match=r"257.*256"):
         encoder.embed_batch([[101] * 257])

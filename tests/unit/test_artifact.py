@@ -106,7 +106,7 @@ def test_overwrite_replaces_the_whole_folder(tmp_path: Path) -> None:
 
 def test_a_folder_that_holds_something_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("1", encoding="utf-8")
-    with pytest.raises(UserError, match="not empty.*--overwrite"), atomic_directory(tmp_path):
+    with pytest.raises(UserError, match=r"not empty.*--overwrite"), atomic_directory(tmp_path):
         pytest.fail("the block must not run")
     assert [item.name for item in tmp_path.iterdir()] == ["file"]
 
@@ -129,7 +129,7 @@ def test_an_empty_folder_is_no_obstacle(tmp_path: Path) -> None:
     assert [item.name for item in tmp_path.rglob("*")] == ["out", "new"]
 
 
-def test_an_output_that_can_not_be_written_is_refused_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_output_that_can_not_be_written_is_refused_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(UserError, match="no permission"):
         check_output(tmp_path / "a" / "out", overwrite=False)
@@ -191,7 +191,7 @@ def test_a_variant_that_is_not_there_lists_those_that_are(tmp_path: Path) -> Non
     opened = Bundle.open(_bundle(tmp_path / "b", "fp32"))
     with pytest.raises(UserError, match=r"'int8'.* has fp32 .*quantize"):
         opened.resolve_variant("int8")
-    with pytest.raises(UserError, match="'q4'.* has fp32$"):
+    with pytest.raises(UserError, match=r"'q4'.* has fp32$"):
         opened.resolve_variant("q4")
     (opened.folder / "onnx" / "model.onnx").unlink()
     with pytest.raises(UserError, match="missing"):
@@ -233,7 +233,8 @@ def test_what_is_no_bundle(tmp_path: Path) -> None:
 
 def test_golden_texts_survive_as_they_are(tmp_path: Path) -> None:
     folder = _bundle(tmp_path / "b", "fp32")
-    texts = [GoldenText(text="\x00 😀 \u200b\"", ids=[101, 102], vector=[0.6, -0.8]), GoldenText(text="", ids=[], vector=[])]
+    texts = [GoldenText(text="\x00 😀 \u200b\"", ids=[101, 102], vector=[0.6, -0.8]),
+             GoldenText(text="", ids=[], vector=[])]
     write_golden(folder, texts)
     assert Bundle.open(folder).golden() == texts
     assert (folder / "golden.json").read_bytes().isascii()

@@ -146,3 +146,14 @@ def test_the_dump_spells_out_every_default_and_reads_back(tmp_path: Path) -> Non
 def test_a_configuration_is_frozen() -> None:
     with pytest.raises(pydantic.ValidationError):
         Settings().pooling = "cls"
+
+
+def test_unknown_key_inside_a_list_item_names_the_items_own_keys() -> None:
+    class Item(StrictModel):
+        path: str = ""
+
+    class Whole(StrictModel):
+        data: tuple[Item, ...] = ()
+
+    with pytest.raises(UserError, match=r"unknown key 'data\.0\.pth'; did you mean 'path'\?"):
+        load_config(Whole, overrides={"data": [{"pth": "x"}]})

@@ -54,7 +54,8 @@ def test_the_home_folder_is_expanded(tmp_path: Path, no_hub: None, monkeypatch: 
     assert resolve_model("~/model") == tmp_path / "model"
 
 
-@pytest.mark.parametrize("name", ["./missing/model", "/no/such/folder", "a/b/c", "~/missing", "../x", "", "has blank/x"])
+@pytest.mark.parametrize("name", [
+    "./missing/model", "/no/such/folder", "a/b/c", "~/missing", "../x", "", "has blank/x"])
 def test_a_path_that_does_not_exist_is_not_looked_up(name: str, no_hub: None) -> None:
     assert repr(name) in _message(name) and "does not exist" in _message(name)
 
@@ -155,7 +156,7 @@ def test_variant_pooling_and_limit_reach_the_model(tiny_bundle: Path, checkpoint
 
 
 def test_options_that_do_not_apply_are_refused(tiny_bundle: Path, checkpoint: Path) -> None:
-    with pytest.raises(UserError, match="--pooling cls.*in the graph"):
+    with pytest.raises(UserError, match=r"--pooling cls.*in the graph"):
         load_any(tiny_bundle, pooling="cls")
-    with pytest.raises(UserError, match="--variant fp32.*is a checkpoint"):
+    with pytest.raises(UserError, match=r"--variant fp32.*is a checkpoint"):
         load_any(checkpoint, variant="fp32")

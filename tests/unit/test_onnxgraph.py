@@ -50,7 +50,8 @@ X = {"x": (FLOAT, [None, 4])}
 Y = {"y": (FLOAT, [None, 3])}
 WEIGHT = np.arange(12, dtype=np.float32).reshape(4, 3)
 INT8 = WEIGHT.astype(np.int8)
-SCALES = {"scale": np.float32(0.1), "zero": np.uint8(0), "w_scale": np.ones(3, np.float32), "w_zero": np.zeros(3, np.int8)}
+SCALES = {"scale": np.float32(0.1), "zero": np.uint8(0), "w_scale": np.ones(3, np.float32),
+          "w_zero": np.zeros(3, np.int8)}
 QUANTIZE = [helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["q"]),
             helper.make_node("DequantizeLinear", ["q", "scale", "zero"], ["dq"])]
 WEIGHT_DQ = helper.make_node("DequantizeLinear", ["w8", "w_scale", "w_zero"], ["w"], axis=1)

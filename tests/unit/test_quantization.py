@@ -78,7 +78,7 @@ def _linear(weight: Array, bias: Array | None = None) -> Any:
 
 
 def test_symmetric_int8_by_hand() -> None:
-    # Column 0: largest 1.27, scale 0.01. Column 1: largest 254, scale 2, and 3 / 2 = 1.5 rounds to even. Column 2: zero.
+    # Column 0: largest 1.27, scale 0.01. Column 1: largest 254, scale 2; 3 / 2 = 1.5 rounds to even. Column 2: zero.
     weights = np.array([[1.27, 254.0, 0.0], [-0.5, 3.0, 0.0], [0.004, -254.0, 0.0]], dtype=np.float32)
     integers, scale = symmetric_int8(weights, axis=0)
     assert integers.tolist() == [[127, 127, 0], [-50, 2, 0], [0, -127, 0]]
@@ -206,7 +206,8 @@ def test_dynamic_follows_the_formula_of_the_standard() -> None:
 def _shared() -> Any:
     """Two MatMuls of one activation, as query and key."""
     random = np.random.default_rng(0)
-    nodes = [helper.make_node("MatMul", ["x", "w1"], ["a"], "first"), helper.make_node("MatMul", ["x", "w2"], ["c"], "2nd"),
+    nodes = [helper.make_node("MatMul", ["x", "w1"], ["a"], "first"),
+             helper.make_node("MatMul", ["x", "w2"], ["c"], "2nd"),
              helper.make_node("Add", ["a", "c"], ["y"])]
     return _model(nodes, {"x": ["n", "s", 16]}, {"y": ["n", "s", 8]},
                   {name: random.normal(size=(16, 8)).astype(np.float32) for name in ("w1", "w2")})
@@ -254,7 +255,8 @@ def test_a_table_becomes_int8_rows_equal_to_hand() -> None:
     assert quantize_tables(model) == 1
     onnx.checker.check_model(model)
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-    assert {name: value.dtype for name, value in constants.items()} == {"table_int8": np.int8, "table_scale": np.float32}
+    dtypes = {name: value.dtype for name, value in constants.items()}
+    assert dtypes == {"table_int8": np.int8, "table_scale": np.float32}
     np.testing.assert_allclose(_run(model, ids=np.array([3, 5, 0])), [[1.27, -0.5], [-254.0, 4.0], [0, 0]], rtol=1e-6)
 
 
@@ -325,8 +327,10 @@ def test_rare_outliers_are_clipped_where_that_costs_less() -> None:
     values = np.random.default_rng(0).uniform(-1, 1, size=(1000, 64)).astype(np.float32)
     values[0, 0], values[1, 1] = -2, 2
     low, high = float(values.min()), float(values.max())
-    errors = {clipping: float(np.square(fake_quantize(values, *affine_uint8(low * clipping, high * clipping)) - values).sum())
-              for clipping in CLIPPING}
+    errors = {}
+    for clipping in CLIPPING:
+        clipped = fake_quantize(values, *affine_uint8(low * clipping, high * clipping))
+        errors[clipping] = float(np.square(clipped - values).sum())
     best = min(errors, key=errors.__getitem__)
     assert best < 1  # these values are such a case
     choice = choose(_stats(values), np.eye(64, dtype=np.float32), foldable=True)
@@ -393,14 +397,16 @@ def _attention(heads: int = 2, width: int = 8) -> Any:
 
     nodes = [
         helper.make_node("MatMul", ["x", "wq"], ["q_raw"], "query"), helper.make_node("Add", ["q_raw", "bq"], ["q_in"]),
-        helper.make_node("MatMul", ["x", "wk"], ["k_in"], "key"), helper.make_node("MatMul", ["x", "wv"], ["v_in"], "value"),
+        helper.make_node("MatMul", ["x", "wk"], ["k_in"], "key"),
+        helper.make_node("MatMul", ["x", "wv"], ["v_in"], "value"),
         *project("q", [0, 2, 1, 3]), *project("k", [0, 2, 3, 1]), *project("v", [0, 2, 1, 3]),
         helper.make_node("MatMul", ["q_heads", "k_heads"], ["scores"]),
         helper.make_node("Softmax", ["scores"], ["weights"], axis=-1),
         helper.make_node("MatMul", ["weights", "v_heads"], ["mixed"]),
         helper.make_node("Transpose", ["mixed"], ["mixed_t"], perm=[0, 2, 1, 3]),
         helper.make_node("Reshape", ["mixed_t", "merge"], ["context"]),
-        helper.make_node("MatMul", ["context", "wo"], ["o_raw"], "out"), helper.make_node("Add", ["o_raw", "bo"], ["y"]),
+        helper.make_node("MatMul", ["context", "wo"], ["o_raw"], "out"),
+        helper.make_node("Add", ["o_raw", "bo"], ["y"]),
     ]
     return _model(nodes, {"x": ["t", width]}, {"y": ["t", width]}, constants)
 
@@ -554,7 +560,7 @@ def test_the_gate_measures_cosines_by_hand() -> None:
 
 
 def test_the_drop_on_labelled_pairs_is_in_spearman_points() -> None:
-    """Gold 3 2 1 0; fp32 ranks all four right (Spearman 1), the variant swaps the upper two: 1 - 6 * 2 / (4 * 15) = 0.8."""
+    """Gold 3 2 1 0; fp32 ranks all right (Spearman 1), the variant swaps the upper two: 1 - 6 * 2 / (4 * 15) = 0.8."""
     angle = {"a": 0.1, "b": 0.2, "c": 0.3, "d": 0.4}
     swapped = {"a": 0.2, "b": 0.1, "c": 0.3, "d": 0.4}
     reference, candidate = (
@@ -717,7 +723,8 @@ def test_the_file_for_any_processor_holds_no_weight_above_64(bundle_copy: Path, 
     assert max(int(np.abs(value.astype(int)).max()) for value in full) == 127
 
 
-def test_a_copy_gains_the_variant_and_the_source_stays(untouched: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_copy_gains_the_variant_and_the_source_stays(
+        untouched: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     out = tmp_path_factory.mktemp("copies") / "with blank é"
     done = quantize(untouched, "dynamic", TEXTS, out=out)
     assert done.bundle.folder == out and done.name == "int8-dynamic"
@@ -726,7 +733,8 @@ def test_a_copy_gains_the_variant_and_the_source_stays(untouched: Path, tmp_path
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
 
 
-def test_without_texts_dynamic_is_judged_by_the_built_in_commands(untouched: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_without_texts_dynamic_is_judged_by_the_built_in_commands(
+        untouched: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     done = quantize(untouched, "dynamic", out=tmp_path_factory.mktemp("copies") / "b")
     assert done.gate.texts == len(utterances("test"))
 

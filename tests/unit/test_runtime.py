@@ -150,7 +150,7 @@ def test_a_limit_outside_the_bundles(tiny_bundle: Path, limit: int) -> None:
 def test_more_ids_than_the_limit_are_refused_with_the_limit(encoder: Encoder) -> None:
     """The graph itself would answer with an opaque error about an Add or a Gather."""
     for call in (encoder.encode_ids, encoder.embed_batch):
-        with pytest.raises(UserError, match="65.*64"):
+        with pytest.raises(UserError, match=r"65.*64"):
             call([[2, 3], [5] * 65])
 
 
@@ -255,13 +255,13 @@ def test_only_what_the_graph_asks_for_is_fed(tmp_path: Path, tokenizer: Tokenize
 
 def test_a_graph_that_asks_for_more_is_refused_by_name(tmp_path: Path, tokenizer: Tokenizer) -> None:
     file = _graph(tmp_path / "a.onnx", ("input_ids", "attention_mask", "position_ids"))
-    with pytest.raises(UserError, match="position_ids.*known: input_ids, attention_mask, token_type_ids"):
+    with pytest.raises(UserError, match=r"position_ids.*known: input_ids, attention_mask, token_type_ids"):
         Encoder(file, tokenizer).encode(["a"])
 
 
 def test_a_graph_without_the_pooled_output_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
     file = _graph(tmp_path / "a.onnx", ("input_ids", "attention_mask"), output="last_hidden_state")
-    with pytest.raises(UserError, match="no output 'sentence_embedding'.*last_hidden_state"):
+    with pytest.raises(UserError, match=r"no output 'sentence_embedding'.*last_hidden_state"):
         Encoder(file, tokenizer)
 
 
@@ -333,3 +333,12 @@ def test_golden_vectors_of_the_bundle_are_torchs(tiny_bundle: Path, checkpoint: 
     golden = json.loads((tiny_bundle / "golden.json").read_text(encoding="utf-8"))["texts"]
     found = SentenceEncoder.load(checkpoint).encode([item["text"] for item in golden])
     np.testing.assert_allclose(found, [item["vector"] for item in golden], atol=1e-5)
+
+
+def test_a_graph_replaced_after_loading_is_never_mixed_in(bundle_copy: Path) -> None:
+    encoder = Encoder.load(bundle_copy, "fp32", threads=2)
+    encoder.encode(MIXED[:1])
+    graph = bundle_copy / "onnx" / "model.onnx"
+    graph.write_bytes((bundle_copy / "onnx" / "model_int8.onnx").read_bytes())
+    with pytest.raises(UserError, match="replaced after it was loaded"):
+        encoder.encode(MIXED, batch_tokens=16)

@@ -60,7 +60,7 @@ def test_a_special_token_in_the_text_is_parsed_by_default_and_escaped_on_request
     assert escaped == [101, *before, *spelled, *after, 102]
 
 
-def test_the_package_with_three_limits_and_a_fixed_padding_gets_one_limit_and_none(minilm: Path, tmp_path: Path) -> None:
+def test_the_package_with_three_limits_and_a_fixed_padding_gets_one_and_none(minilm: Path, tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(minilm)
     assert tokenizer.max_seq_length == 256  # not 128 (tokenizer.json), not 512 (tokenizer_config.json)
     assert len(tokenizer.encode_batch(["short"])[0]) == 3

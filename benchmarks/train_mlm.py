@@ -1,0 +1,67 @@
+"""How far contrastive training lifts a masked language model of DistilBERT architecture: avg7 before and after.
+
+    python -m benchmarks.train_mlm --data ../shared/data --model ../shared/models/distilbert-l6-h384-mlm --run sup
+
+``unsup`` is SimCSE on plain sentences; ``sup`` is caption groups and NLI triplets with hard negatives. The checkpoint
+is chosen on STS-B dev; the test sets only report.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import folder, write_result
+from benchmarks.minilm_sts import scores
+from distilface.config import load_config
+from distilface.encoder import SentenceEncoder
+from distilface.training import TrainConfig, train
+
+RECIPES: dict[str, dict[str, Any]] = {
+    "unsup": {
+        "model": {"pooling": "mean_last"},
+        "data": [{"path": "sentences.txt.gz", "kind": "sentences"}],
+        "train": {"batch_size": 128, "learning_rate": 5e-5, "max_length": 32, "warmup_ratio": 0.1, "precision": "auto"},
+    },
+    "sup": {
+        "model": {"pooling": "mean_last"},
+        "data": [{"path": "caption_groups.tsv.gz", "kind": "groups"},
+                 {"path": "nli_triplets.tsv.gz", "kind": "triplets"}],
+        "train": {"batch_size": 128, "learning_rate": 1e-4, "max_length": 32, "warmup_ratio": 0.1, "precision": "auto"},
+    },
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", required=True, help="folder with senteval/ and the training files")
+    parser.add_argument("--model", required=True, help="the masked language model")
+    parser.add_argument("--run", required=True, choices=list(RECIPES))
+    parser.add_argument("--steps", type=int, required=True)
+    arguments = parser.parse_args()
+    data = folder(arguments.data, "data folder")
+    recipe = RECIPES[arguments.run]
+    sources = [source | {"path": str(data / source["path"])} for source in recipe["data"]]
+    config = load_config(TrainConfig, overrides={
+        "model": recipe["model"] | {"name": arguments.model}, "data": sources,
+        "train": recipe["train"] | {"max_steps": arguments.steps},
+        "eval": {"sts": str(data / "senteval"), "every_steps": max(1, arguments.steps // 6)}})
+    before = scores(SentenceEncoder.load(arguments.model, recipe["model"]["pooling"]), data)
+    with tempfile.TemporaryDirectory() as work:
+        out = Path(work) / "model"
+        started = time.monotonic()
+        result = train(config, out)
+        minutes = (time.monotonic() - started) / 60
+        after = scores(SentenceEncoder.load(out), data)
+    print(f"avg7 {before['avg7']:.2f} -> {after['avg7']:.2f} in {minutes:.1f} minutes")
+    print(write_result(f"train_{arguments.run}", {
+        "recipe": recipe, "steps": result.steps, "selected_step": result.selected_step, "dev": result.dev,
+        "minutes": minutes, "examples_per_second": result.examples_per_second,
+        "before_untrained_mean_last": before, "after": after}))
+
+
+if __name__ == "__main__":
+    main()
