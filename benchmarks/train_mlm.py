@@ -24,7 +24,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "unsup": {
         "model": {"pooling": "mean_last"},
         "data": [{"path": "sentences.txt.gz", "kind": "sentences"}],
-        "train": {"batch_size": 128, "learning_rate": 5e-5, "max_length": 32, "warmup_ratio": 0.1, "precision": "auto"},
+        "train": {"batch_size": 64, "learning_rate": 5e-5, "max_length": 32, "warmup_ratio": 0.1, "precision": "auto"},
     },
     "sup": {
         "model": {"pooling": "mean_last"},

@@ -221,6 +221,9 @@ def atomic_directory(out: str | Path, overwrite: bool = False) -> Iterator[Path]
     temporary.chmod(0o755)
     try:
         yield temporary
+        for file in temporary.rglob("*"):  # safetensors writes for the owner's eyes only
+            if file.is_file():
+                file.chmod(file.stat().st_mode | 0o444)
         old = None
         if out.exists():
             old = temporary.with_suffix(".old")

@@ -13,9 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from distilface.errors import UserError
+from distilface.pooling.names import TRAINED_POOLINGS
 from distilface.tokenizer import Tokenizer, write_json
 
 CHECKPOINT_FILE = "distilface.json"
+POOLER_FILE = "pooling.safetensors"
 _ST = "sentence_transformers.models."
 
 
@@ -57,18 +59,51 @@ class CheckpointFiles:
         return names[active[0]]
 
     @property
+    def pooling_options(self) -> dict[str, str] | None:
+        return self.own.get("pooling_options")
+
+    @property
+    def truncate_dim(self) -> int | None:
+        return self.own.get("truncate_dim")
+
+    @property
+    def pooler_weights(self) -> dict[str, Tensor] | None:
+        file = self.folder / POOLER_FILE
+        return load_tensors(file) if file.is_file() else None
+
+    @property
     def head_weights(self) -> dict[str, Tensor] | None:
         if "Dense" not in self.paths:
             return None
-        from safetensors.torch import load_file
-
         folder = self.folder / self.paths["Dense"]
         settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         if "Tanh" not in settings["activation_function"] or settings["in_features"] != settings["out_features"]:
             shape = f"{settings['in_features']} -> {settings['out_features']}, {settings['activation_function']}"
             raise UserError(f"{str(folder)!r}: only a square Dense layer with tanh is supported, got {shape}")
-        weights: dict[str, Tensor] = load_file(str(folder / "model.safetensors"))
-        return weights
+        return load_tensors(folder / "model.safetensors")
+
+
+def load_tensors(file: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file by name.
+
+    Raises:
+        UserError: if it is damaged.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        weights: dict[str, Tensor] = load_file(str(file))
+    except SafetensorError as error:
+        raise UserError(f"{str(file)!r} is damaged: {error}; fetch or save it again") from None
+    return weights
+
+
+def write_pooler(folder: Path, weights: dict[str, Tensor]) -> None:
+    """Write the weights of a pooling that has some, in a file of their own."""
+    from safetensors.torch import save_file
+
+    save_file({name: value.contiguous() for name, value in weights.items()}, str(folder / POOLER_FILE))
 
 
 @contextmanager
@@ -126,16 +161,22 @@ def load_tokenizer(transformers: Any, folder: Path, max_seq_length: int | None) 
         return Tokenizer.load(scratch, max_seq_length)
 
 
-def write_modules(folder: Path, pooling: str, dim: int, max_seq_length: int, has_head: bool,
+def write_modules(folder: Path, pooling: str, dim: int, max_seq_length: int, has_head: bool, truncated: bool = False,
                   first_output_is_pooled_from: bool = False) -> None:
     """Write the sentence-transformers files in the legacy schema, the one every reader understands.
 
+    What these files can't say (layer attention, the vector's cut) leaves the pooling module out: a reader then fails
+    where it would return other vectors.
+
     Args:
+        dim: width of the pooled vector, before it is cut.
+        truncated: the vector is cut after pooling.
         first_output_is_pooled_from: the folder is read through an ONNX graph whose first output holds the states that
             the trained pooler reads, so a plain mean over them is right for every mean pooler.
     """
     kind = pooling.split("_")[0].replace("concat", "mean")
-    known = pooling in ("cls", "mean_last", "max_last") or first_output_is_pooled_from
+    plain = pooling in ("cls", "mean_last", "max_last")
+    known = (plain or first_output_is_pooled_from) and pooling not in TRAINED_POOLINGS and not truncated
     modules = [("Transformer", "")]
     if known:
         modules.append(("Pooling", "1_Pooling"))

@@ -132,7 +132,7 @@ def _measure(folder: Path, report: Progress) -> tuple[tuple[DemoRow, ...], Path]
     from distilface.runtime import Encoder
 
     settings = BenchConfig.model_validate({
-        "rounds": 3, "latency_samples": 15, "load_repeats": 1, "lengths": [16, 128], "sts": "smarthome",
+        "rounds": 3, "latency_samples": 15, "load_repeats": 1, "lengths": [128], "sts": "smarthome",
         "turn_seconds": 0.5})
     subjects = [*find_subjects(folder / "before"), *find_subjects(folder / "bundle")]
     result = bench(subjects, settings, report, command="distilface demo")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,10 +19,11 @@ from distilface.checkpoint import (
     load_tokenizer,
     quiet_transformers,
     write_modules,
+    write_pooler,
 )
 from distilface.errors import UserError, require
 from distilface.loading import resolve_model
-from distilface.pooling import build_pooler, canonical, pooled_width
+from distilface.pooling import TRAINED_POOLINGS, build_pooler, canonical
 from distilface.protocol import Vectors
 from distilface.tokenizer import Tokenizer, check_texts, write_json
 
@@ -52,10 +53,13 @@ class SentenceEncoder(nn.Module):
         pooling: a name of `distilface.pooling`.
         head: ``"none"``; ``"train_only"`` (SimCSE's best unsupervised setting: the MLP is used by the training loss
             and dropped afterwards); ``"kept"`` (the MLP is part of the model).
+        pooling_options: of a pooling that has options.
+        truncate_dim: the sentence vector is cut to its first so many dimensions, then normalised: for models trained
+            with Matryoshka dimensions.
     """
 
-    def __init__(self, backbone: nn.Module, tokenizer: Tokenizer, pooling: str = "mean_last",
-                 head: Head = "none") -> None:
+    def __init__(self, backbone: nn.Module, tokenizer: Tokenizer, pooling: str = "mean_last", head: Head = "none",
+                 pooling_options: Mapping[str, str] | None = None, truncate_dim: int | None = None) -> None:
         super().__init__()
         if head not in HEADS:
             raise UserError(f"unknown head {head!r}; allowed: {', '.join(HEADS)}")
@@ -64,14 +68,22 @@ class SentenceEncoder(nn.Module):
         self.tokenizer = tokenizer
         self.pooling = canonical(pooling)
         self.num_layers = int(shape.num_layers)
-        self.pooler = build_pooler(self.pooling, self.num_layers)
+        self.pooler = build_pooler(self.pooling, self.num_layers, int(shape.hidden_size), pooling_options)
         self.head_mode: Head = head
-        self.dim = pooled_width(self.pooling, int(shape.hidden_size))
-        self.head = None if head == "none" else MlpHead(self.dim)
+        self.head = None if head == "none" else MlpHead(self.pooler.dim)
+        if truncate_dim is not None and not 1 <= truncate_dim <= self.pooler.dim:
+            raise UserError(f"truncate_dim {truncate_dim} does not fit vectors of {self.pooler.dim} dimensions; "
+                            f"use 1 to {self.pooler.dim}")
+        self.truncate_dim = truncate_dim
         # BERT's own pooler takes no part in a sentence vector; frozen, it is neither trained nor waited for by DDP.
         for name, parameter in backbone.named_parameters():
             if name.startswith("pooler."):
                 parameter.requires_grad_(False)
+
+    @property
+    def dim(self) -> int:
+        """Width of the sentence vector."""
+        return self.truncate_dim or self.pooler.dim
 
     @property
     def max_seq_length(self) -> int:
@@ -86,7 +98,8 @@ class SentenceEncoder(nn.Module):
     @classmethod
     def load(cls, model: str | Path, pooling: str | None = None, max_seq_length: int | None = None,
              head: Head | None = None, attn_implementation: str | None = None,
-             revision: str | None = None) -> SentenceEncoder:
+             revision: str | None = None, pooling_options: Mapping[str, str] | None = None,
+             truncate_dim: int | None = None, new_pooler: bool = False) -> SentenceEncoder:
         """Load a checkpoint of ours, a sentence-transformers folder, a bare transformers encoder, or a Hub id.
 
         Weights are always float32, whatever the file holds, and read from safetensors only.
@@ -94,6 +107,11 @@ class SentenceEncoder(nn.Module):
         Args:
             pooling: overrides what the folder's files say; a bare encoder without one gets ``mean_last``.
             head: adds an MLP head to be trained; a head that the files hold is loaded as ``"kept"``.
+            pooling_options, truncate_dim: override what the folder's files say.
+            new_pooler: the caller will train it, so a pooling with weights may start from random ones.
+
+        Raises:
+            UserError: for what can't be loaded, also a pooling whose weights the folder does not hold.
         """
         transformers = require("transformers", "train", "loading a checkpoint")
         folder = resolve_model(model, revision)
@@ -107,7 +125,13 @@ class SentenceEncoder(nn.Module):
                 raise UserError(f"max_seq_length {max_seq_length} is over the {longest} positions of {str(model)!r}")
             tokenizer = tokenizer.with_limit(longest)
         stored = files.head_weights
-        encoder = cls(backbone, tokenizer, pooling or files.pooling, head or ("kept" if stored else "none"))
+        name = canonical(pooling or files.pooling)
+        as_stored = name == files.own.get("pooling")
+        options = pooling_options or (files.pooling_options if as_stored else None)
+        encoder = cls(backbone, tokenizer, name, head or ("kept" if stored else "none"), options,
+                      files.truncate_dim if truncate_dim is None else truncate_dim)
+        if name in TRAINED_POOLINGS and (as_stored or not new_pooler):
+            encoder._load_pooler(files, str(model))
         if stored is not None and encoder.head is not None:
             try:
                 encoder.head.load_state_dict(stored)
@@ -115,6 +139,30 @@ class SentenceEncoder(nn.Module):
                 raise UserError(f"the head stored in {str(folder)!r} does not fit pooling {encoder.pooling!r}; "
                                 f"it was trained with {files.pooling!r}") from None
         return encoder.eval()
+
+    def _load_pooler(self, files: CheckpointFiles, model: str) -> None:
+        weights = files.pooler_weights
+        if weights is None:
+            raise UserError(f"pooling {self.pooling!r} has weights of its own, which {model!r} does not hold; train it "
+                            f"first: distilface train --model {model} --pooling {self.pooling}")
+        try:
+            self.pooler.load_state_dict(weights)
+        except RuntimeError:
+            raise UserError(f"the pooling weights stored in {model!r} do not fit its encoder or pooling options "
+                            f"{self.pooler.options}") from None
+
+    def rebuilt(self, backbone: nn.Module | None = None, tokenizer: Tokenizer | None = None) -> SentenceEncoder:
+        """This encoder around a changed backbone or tokenizer; pooling, head and their weights stay.
+
+        Raises:
+            UserError: if the pooling needs layers that the backbone does not have.
+        """
+        new = SentenceEncoder(backbone or self.backbone, tokenizer or self.tokenizer, self.pooling, self.head_mode,
+                              self.pooler.options, self.truncate_dim)
+        new.pooler.load_state_dict(self.pooler.state_dict())
+        if self.head is not None and new.head is not None:
+            new.head.load_state_dict(self.head.state_dict())
+        return new.eval()
 
     def hidden_states(self, input_ids: Tensor, attention_mask: Tensor,
                       token_type_ids: Tensor | None = None) -> tuple[Tensor, ...]:
@@ -131,10 +179,12 @@ class SentenceEncoder(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor,
                 token_type_ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Token states ``[b, s, dim]`` and the L2-normalised sentence vector ``[b, dim]``, as the exported graph."""
+        """Token states ``[b, s, width]`` and the L2-normalised sentence vector ``[b, dim]``, as the exported graph."""
         states, vectors = self.pooler(self.hidden_states(input_ids, attention_mask, token_type_ids), attention_mask)
         if self.head is not None and self.head_mode == "kept":
             vectors = self.head(vectors)
+        if self.truncate_dim is not None:
+            vectors = vectors[:, : self.truncate_dim]
         return states, functional.normalize(vectors, dim=-1)
 
     def encode(self, texts: Sequence[str], batch_tokens: int = 8192) -> Vectors:
@@ -158,19 +208,25 @@ class SentenceEncoder(nn.Module):
         """Write a checkpoint into an existing ``folder``: safetensors, tokenizer, sentence-transformers files.
 
         Poolings that sentence-transformers knows (cls, mean and max of the last layer) load there unchanged. For the
-        others the pooling module is left out, so that loading there fails instead of returning other vectors.
+        others, and for cut vectors, the pooling module is left out, so that loading there fails instead of returning
+        other vectors.
         """
         with quiet_transformers():
             self.backbone.save_pretrained(folder, safe_serialization=True)
         self.tokenizer.save(folder)
         kept = self.head_mode == "kept"
-        write_modules(folder, self.pooling, self.dim, self.max_seq_length, kept)
+        write_modules(folder, self.pooling, self.pooler.dim, self.max_seq_length, kept, self.truncate_dim is not None)
         if kept:
             self.save_head(folder)
-        write_json(folder / CHECKPOINT_FILE, {
-            "kind": "checkpoint", "format_version": 1, "pooling": self.pooling, "head": "kept" if kept else "none",
-            "max_seq_length": self.max_seq_length, "dim": self.dim,
-        })
+        if self.pooling in TRAINED_POOLINGS:
+            write_pooler(folder, self.pooler.state_dict())
+        values = {"kind": "checkpoint", "format_version": 1, "pooling": self.pooling,
+                  "head": "kept" if kept else "none", "max_seq_length": self.max_seq_length, "dim": self.dim}
+        if self.pooler.options:
+            values["pooling_options"] = self.pooler.options
+        if self.truncate_dim is not None:
+            values["truncate_dim"] = self.truncate_dim
+        write_json(folder / CHECKPOINT_FILE, values)
 
     def save_head(self, folder: Path) -> None:
         """Write the head's weights where sentence-transformers' Dense module reads them."""

@@ -81,7 +81,7 @@ def export_graph(encoder: SentenceEncoder, file: Path) -> None:
             dynamic_shapes={name: {0: batch, 1: length} for name in sample})
     model = program.model_proto
     strip_debug_information(model)
-    _name_shapes(model, list(sample), encoder.dim)
+    _name_shapes(model, list(sample), encoder.pooler.states_dim, encoder.dim)
     simplify_attention_mask(model)
     optimize(model)
     _finish(onnx, model, file)
@@ -102,14 +102,15 @@ def sample_inputs(encoder: SentenceEncoder) -> dict[str, Tensor]:
     return sample
 
 
-def _name_shapes(model: Any, inputs: Sequence[str], dim: int) -> None:
-    """Same symbolic axis names on inputs and outputs, and the width as a number."""
+def _name_shapes(model: Any, inputs: Sequence[str], states_dim: int, dim: int) -> None:
+    """Same symbolic axis names on inputs and outputs, and the widths as numbers."""
     names = [item.name for item in model.graph.input], [item.name for item in model.graph.output]
     if names != (list(inputs), list(OUTPUTS)):
         raise GateError(f"the exporter produced inputs {names[0]} and outputs {names[1]}; expected {list(inputs)} and "
                         f"{list(OUTPUTS)}")
-    shapes = dict.fromkeys(inputs, ("batch_size", "sequence_length"))
-    shapes |= {OUTPUTS[0]: ("batch_size", "sequence_length", dim), OUTPUTS[1]: ("batch_size", dim)}  # type: ignore[dict-item]
+    tokens = ("batch_size", "sequence_length")
+    shapes: dict[str, tuple[str | int, ...]] = dict.fromkeys(inputs, tokens)
+    shapes |= {OUTPUTS[0]: (*tokens, states_dim), OUTPUTS[1]: ("batch_size", dim)}
     for item in (*model.graph.input, *model.graph.output):
         tensor = item.type.tensor_type
         del tensor.shape.dim[:]
@@ -152,12 +153,15 @@ def _quiet_exporter() -> Iterator[None]:
 
 
 def export(model: str | Path, out: str | Path, pooling: str | None = None, max_seq_length: int | None = None,
-           overwrite: bool = False, progress: Callable[[str], None] | None = None) -> Bundle:
+           overwrite: bool = False, progress: Callable[[str], None] | None = None,
+           truncate_dim: int | None = None) -> Bundle:
     """Export a checkpoint as a bundle with one variant, ``fp32``, proved equal to torch.
 
     Args:
         model: a checkpoint folder (ours, sentence-transformers, or a bare encoder), or a Hub id.
         pooling, max_seq_length: override what the checkpoint says.
+        truncate_dim: cut vectors to their first so many dimensions and normalise again, in the graph: for models
+            trained with Matryoshka dimensions.
         progress: called with the name of each step.
 
     Raises:
@@ -167,7 +171,8 @@ def export(model: str | Path, out: str | Path, pooling: str | None = None, max_s
     say = progress or (lambda step: None)
     out = check_output(out, overwrite)
     say("loading the checkpoint")
-    encoder = SentenceEncoder.load(model, pooling, max_seq_length, attn_implementation="eager")
+    encoder = SentenceEncoder.load(model, pooling, max_seq_length, attn_implementation="eager",
+                                   truncate_dim=truncate_dim)
     with atomic_directory(out, overwrite) as folder:
         (folder / "onnx").mkdir()
         graph = folder / VARIANT_FILES["fp32"]
@@ -177,8 +182,8 @@ def export(model: str | Path, out: str | Path, pooling: str | None = None, max_s
         compared = compare_with_torch(encoder, graph)
         encoder.tokenizer.save(folder)
         _write_config(encoder, folder)
-        write_modules(folder, encoder.pooling, encoder.dim, encoder.max_seq_length, encoder.head_mode == "kept",
-                      first_output_is_pooled_from=True)
+        write_modules(folder, encoder.pooling, encoder.pooler.dim, encoder.max_seq_length, encoder.head_mode == "kept",
+                      encoder.truncate_dim is not None, first_output_is_pooled_from=True)
         if encoder.head_mode == "kept":
             encoder.save_head(folder)
         vectors = encoder.encode(GOLDEN_TEXTS)

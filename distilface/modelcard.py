@@ -68,6 +68,17 @@ def _invariance(variant: Variant) -> str:
 
 
 def _outputs(manifest: Manifest) -> str:
+    width = manifest.hidden_size * (4 if manifest.pooling == "concat_last4" else 1)
+    if manifest.dim < width:
+        return (f"The graph has two outputs: `sentence_embedding` is the one to use, cut to its first {manifest.dim} "
+                f"of {width} dimensions and normalised; `last_hidden_state` holds the token states, not cut. Libraries "
+                "that pool the first output themselves find no pooling module here, so that they fail instead of "
+                "returning longer vectors.")
+    if manifest.pooling == "layer_attention":
+        return ("The graph has two outputs: `sentence_embedding`, pooled over all layers by a trained attention and "
+                "normalised, is the one to use; `last_hidden_state` holds the last layer's token states, from which no "
+                "other pooling gives it. Libraries that pool the first output themselves find no pooling module here, "
+                "so that they fail instead of returning other vectors.")
     kind = manifest.pooling.split("_")[0].replace("concat", "mean")
     text = ("The graph has two outputs: `sentence_embedding`, pooled and normalised, is the one to use; "
             f"`last_hidden_state` holds the token states it is pooled from by {_PLAIN_POOLERS[kind]}")

@@ -9,15 +9,16 @@ from collections.abc import Sequence
 
 import typer
 
-from distilface.cli import commands
+from distilface.cli import making, measuring
 from distilface.errors import DistilfaceError
 
 app = typer.Typer(
     name="distilface", help="Train a small sentence encoder, compress it, prove it, ship it.",
     add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-for command in commands.COMMANDS:
-    app.command()(command)
+for verb in (making.train, making.distill, measuring.evaluate, making.shrink, making.export, making.quantize,
+             measuring.verify, measuring.bench, measuring.encode, making.demo):
+    app.command()(verb)
 
 
 # typer carries its own copy of click in some versions and imports click in others; its public classes lead to both.

@@ -12,7 +12,7 @@ which ONNX Runtime and OpenVINO turn into one integer kernel. Three steps keep t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,9 +77,8 @@ def choose(stats: ActivationStats, weights: Array, foldable: bool, limit: int = 
     power = float(np.square(wanted, dtype=np.float64).sum()) or 1.0
     extreme = np.maximum(np.abs(stats.low), np.abs(stats.high)).clip(min=1e-6)
     heaviest = np.abs(weights).max(axis=1).clip(min=1e-6)
-    best: Choice | None = None
-    plain = np.inf
-    for smoothing in SMOOTHING:
+
+    def attempts(smoothing: float, clippings: Sequence[float]) -> Iterator[Choice]:
         factors = (extreme**smoothing / heaviest ** (1 - smoothing)).astype(np.float32) if smoothing else None
         smooth = sample if factors is None else sample / factors
         scaled = weights if factors is None else weights * factors[:, None]
@@ -87,18 +86,19 @@ def choose(stats: ActivationStats, weights: Array, foldable: bool, limit: int = 
         rounded = integers.astype(np.float32) * weight_scale
         low = float((stats.low if factors is None else stats.low / factors).min())
         high = float((stats.high if factors is None else stats.high / factors).max())
-        for clipping in CLIPPING:
+        for clipping in clippings:
             scale, zero_point = affine_uint8(low * clipping, high * clipping)
-            error = float(np.square(fake_quantize(smooth, scale, zero_point) @ rounded - wanted,
-                                    dtype=np.float64).sum()) / power
-            if factors is None:
-                plain = min(plain, error)
-            elif not foldable and error > WORTH_A_MULTIPLICATION * plain:
-                continue
-            if best is None or error < best.error:
-                best = Choice(smoothing, clipping, scale, zero_point, factors, error)
-    assert best is not None
-    return best
+            found = fake_quantize(smooth, scale, zero_point) @ rounded
+            error = float(np.square(found - wanted, dtype=np.float64).sum()) / power
+            yield Choice(smoothing, clipping, scale, zero_point, factors, error)
+
+    # One after the other, not every combination: the factors decide the range's shape, clipping only trims it.
+    plain, *smoothed = [next(attempts(value, CLIPPING[:1])) for value in SMOOTHING]
+    best = min(smoothed, key=lambda choice: choice.error)
+    allowed = plain.error * (1.0 if foldable else WORTH_A_MULTIPLICATION)
+    if not best.error < allowed:
+        best = plain
+    return min([best, *attempts(best.smoothing, CLIPPING[1:])], key=lambda choice: choice.error)
 
 
 def affine_uint8(low: float, high: float) -> tuple[float, int]:

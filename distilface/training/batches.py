@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,13 +23,15 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Planned:
-    """One batch over all processes. ``columns`` ``[n, 2 or 3]``: row numbers of anchor, positive, hard negative.
+    """One batch over all processes. ``columns`` ``[n, 1 to 3]``: row numbers of anchor, positive, hard negative.
 
-    ``same`` ``[n, m]``: the texts that mean the same as the example, see `distilface.losses.duplicate_mask`.
+    ``same`` ``[n, m]``: the texts that mean the same as the example, see `distilface.losses.duplicate_mask`. ``scores``
+    ``[n]``: of scored pairs, which are no anchors and positives.
     """
 
     columns: Rows
     same: Rows
+    scores: NDArray[np.float32] | None = None
 
 
 class BatchPlan:
@@ -41,10 +43,11 @@ class BatchPlan:
         keep_last: keep a source's incomplete last batch; a rest of one example, or of fewer than there are processes,
             is merged into the batch before it. Otherwise the rest is dropped. So every process has an example, and
             every batch at least two.
+        views: how often a sentence alone is in its batch: twice, where two dropout passes are contrasted.
     """
 
     def __init__(self, sources: Sequence[Examples], lengths: Rows, batch_size: int, *, seed: int, window: int = 64,
-                 keep_last: bool = False, processes: int = 1) -> None:
+                 keep_last: bool = False, processes: int = 1, views: int = 2) -> None:
         self.sources = sources
         self.batch_size = batch_size
         self.processes = processes
@@ -52,6 +55,7 @@ class BatchPlan:
         self._window = window
         self._keep_last = keep_last
         self._seed = seed
+        self._views = views
         for source in sources:
             rows = min(batch_size, len(source))
             if rows < processes:
@@ -67,7 +71,7 @@ class BatchPlan:
         random = np.random.default_rng([self._seed, epoch])
         batches = []
         for source in self.sources:
-            columns, same = _draw(source, random)
+            columns, same = _draw(source, random, self._views)
             order = random.permutation(len(source))
             if self._window:  # the incomplete batch at the end stays random: sorted, it would always be the longest
                 longest = self._lengths[columns].max(axis=1)
@@ -76,7 +80,10 @@ class BatchPlan:
                     rows = order[start : min(start + self._window * self.batch_size, end)]
                     rows[:] = rows[np.argsort(longest[rows], kind="stable")]
             cuts = self._cuts(len(order))
-            batches += [Planned(columns[order[start:end]], same[order[start:end]]) for start, end in cuts]
+            for start, end in cuts:
+                rows = order[start:end]
+                scores = None if source.scores is None else source.scores[rows]
+                batches.append(Planned(columns[rows], same[rows], scores))
         return [batches[index] for index in random.permutation(len(batches))]
 
     def _cuts(self, count: int) -> list[tuple[int, int]]:
@@ -98,11 +105,16 @@ class MicroBatches(Dataset[dict[str, Any]]):
     """Item ``i`` is this process's share of batch ``i`` of the whole run, ready for the model.
 
     Items hold ``input_ids`` and ``attention_mask`` ``[columns * local, width]`` (all anchors, then all positives, then
-    all negatives: one forward pass), ``exclude`` bool ``[n, n + n * k]`` over all processes, and ``sizes``, the
-    examples of each process. Global rows are ordered by process.
+    all negatives: one forward pass); ``sizes``, the examples of each process; over all processes, global rows ordered
+    by process, ``scores`` ``[n]`` of scored pairs, and otherwise ``exclude`` bool ``[n, n + n * k]``.
+
+    Args:
+        extras: more to put into item ``i``, from the row numbers ``[n, columns]`` of the whole batch and ``i``.
     """
 
-    def __init__(self, plan: BatchPlan, rows: TokenRows, count: int, process: int = 0) -> None:
+    def __init__(self, plan: BatchPlan, rows: TokenRows, count: int, process: int = 0,
+                 extras: Callable[[Rows, int], dict[str, torch.Tensor]] | None = None) -> None:
+        self._extras = extras
         self._plan = plan
         self._rows = rows
         self._count = count
@@ -120,13 +132,17 @@ class MicroBatches(Dataset[dict[str, Any]]):
         order = np.concatenate(shares)
         local = planned.columns[shares[self._process]]
         feed = self._rows.batch(local.T.ravel())
-        negatives = planned.columns[order, 2] if planned.columns.shape[1] == 3 else None
-        return {
+        item: dict[str, Any] = {
             "input_ids": torch.from_numpy(feed["input_ids"]),
             "attention_mask": torch.from_numpy(feed["attention_mask"]),
-            "exclude": torch.from_numpy(duplicate_mask(planned.same[order], negatives)),
             "sizes": [len(share) for share in shares],
         }
+        if planned.scores is None:
+            negatives = planned.columns[order, 2] if planned.columns.shape[1] == 3 else None
+            item["exclude"] = torch.from_numpy(duplicate_mask(planned.same[order], negatives))
+        else:
+            item["scores"] = torch.from_numpy(planned.scores[order])
+        return item | (self._extras(planned.columns[order], index) if self._extras is not None else {})
 
     def planned(self, index: int) -> Planned:
         """Batch ``index`` of the run, whatever the process."""
@@ -137,11 +153,11 @@ class MicroBatches(Dataset[dict[str, Any]]):
         return self._batches[position]
 
 
-def _draw(source: Examples, random: np.random.Generator) -> tuple[Rows, Rows]:
+def _draw(source: Examples, random: np.random.Generator, views: int) -> tuple[Rows, Rows]:
     """This epoch's columns of every example, and the texts that mean the same."""
     texts = source.texts
     if source.kind == "sentences":
-        return texts[:, [0, 0]], texts
+        return texts[:, [0] * views], texts
     if source.kind == "groups":
         keys = np.where(texts >= 0, random.random(texts.shape), np.inf)
         return np.take_along_axis(texts, np.argsort(keys, axis=1)[:, :2], axis=1), texts

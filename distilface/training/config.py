@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from distilface.config import StrictModel
 from distilface.data import DataSource
 
-Kind = Literal["sentences", "pairs", "groups", "triplets"]
+Kind = Literal["sentences", "pairs", "groups", "triplets", "scored"]
 Precision = Literal["fp32", "bf16", "fp16", "auto"]
 
-_COLUMNS: dict[str, int] = {"sentences": 1, "pairs": 2, "triplets": 3}
+_COLUMNS: dict[str, int] = {"sentences": 1, "pairs": 2, "triplets": 3, "scored": 3}
 
 
 class ModelConfig(StrictModel):
@@ -21,15 +21,19 @@ class ModelConfig(StrictModel):
     Attributes:
         name: local folder, or Hub id.
         pooling: a pooling name; by default what the folder's files say, ``mean_last`` for a bare encoder.
+        pooling_options: of pooling ``layer_attention``; see `distilface.pooling.LayerAttention`.
         head: ``none``, ``train_only`` or ``kept``; by default ``kept`` where the folder holds a head, else ``none``.
         max_seq_length: the deployed model's length limit in tokens; by default what the folder says.
+        dropout: probability of every dropout in training; by default what config.json says.
     """
 
     name: str
     revision: str | None = None
     pooling: str | None = None
+    pooling_options: dict[str, str] | None = None
     head: Literal["none", "train_only", "kept"] | None = None
     max_seq_length: int | None = Field(default=None, ge=3)
+    dropout: float | None = Field(default=None, ge=0, lt=1)
 
 
 class SourceConfig(DataSource):
@@ -38,7 +42,7 @@ class SourceConfig(DataSource):
     Attributes:
         kind: ``sentences`` (unsupervised SimCSE: two dropout passes are the positives), ``pairs`` (anchor, positive),
             ``groups`` (two random members of every group, drawn anew each epoch), ``triplets`` (anchor, positive, hard
-            negative).
+            negative), ``scored`` (two sentences and how similar people find them, on any scale).
         limit: use only the first so many examples.
     """
 
@@ -54,11 +58,33 @@ class SourceConfig(DataSource):
 
 
 class LossConfig(StrictModel):
-    """InfoNCE; see `distilface.losses.info_nce`."""
+    """InfoNCE, and for scored pairs a ranking loss; see `distilface.losses`.
+
+    Attributes:
+        temperature, symmetric, hard_negative_weight: of InfoNCE.
+        scored: the loss of sources of kind ``scored``: ``cosent`` or ``angle``.
+        scored_temperature: its temperature.
+        matryoshka: the loss is taken on the first so many dimensions, for each of these numbers, and summed. The full
+            width counts only when it is among them.
+        matryoshka_weights: one for each; 1 each by default.
+    """
 
     temperature: float = Field(default=0.05, gt=0)
     symmetric: bool = False
     hard_negative_weight: float = 0.0
+    scored: Literal["cosent", "angle"] = "cosent"
+    scored_temperature: float = Field(default=0.05, gt=0)
+    matryoshka: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    matryoshka_weights: tuple[Annotated[float, Field(gt=0)], ...] | None = None
+
+    @model_validator(mode="after")
+    def _weights_fit(self) -> LossConfig:
+        if len(set(self.matryoshka)) < len(self.matryoshka):
+            raise ValueError(f"matryoshka names a number of dimensions twice: {list(self.matryoshka)}")
+        if self.matryoshka_weights is not None and len(self.matryoshka_weights) != len(self.matryoshka):
+            raise ValueError(f"matryoshka_weights has {len(self.matryoshka_weights)} entries, matryoshka "
+                             f"{len(self.matryoshka)}; give one weight for each")
+        return self
 
 
 class LoopConfig(StrictModel):
@@ -141,10 +167,9 @@ class EvalConfig(StrictModel):
         return self
 
 
-class TrainConfig(StrictModel):
-    """Everything `distilface.training.train` needs. ``data`` is one source or a list, each batch from one of them."""
+class RunConfig(StrictModel):
+    """What every training run has. ``data`` is one source or a list, each batch from one of them."""
 
-    model: ModelConfig
     data: tuple[SourceConfig, ...] = Field(min_length=1)
     loss: LossConfig = LossConfig()
     train: LoopConfig = LoopConfig()
@@ -156,11 +181,21 @@ class TrainConfig(StrictModel):
         return value if isinstance(value, list | tuple) else [value]
 
     @model_validator(mode="after")
-    def _consistent(self) -> TrainConfig:
+    def _hard_negatives_exist(self) -> RunConfig:
         if self.loss.hard_negative_weight and all(source.kind != "triplets" for source in self.data):
             kinds = ", ".join(sorted({source.kind for source in self.data}))
             raise ValueError(f"loss.hard_negative_weight is set, but data.kind is {kinds}, which has no hard "
                              "negatives; use kind triplets or drop it")
+        return self
+
+
+class TrainConfig(RunConfig):
+    """Everything `distilface.training.train` needs."""
+
+    model: ModelConfig
+
+    @model_validator(mode="after")
+    def _lengths_fit(self) -> TrainConfig:
         limit = self.model.max_seq_length
         if limit is not None and self.train.max_length > limit:
             raise ValueError(f"train.max_length {self.train.max_length} is over model.max_seq_length {limit}")

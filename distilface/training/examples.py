@@ -8,11 +8,12 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distilface.data import read_groups, read_pairs, read_sentences, read_triplets
+from distilface.data import read_groups, read_pairs, read_scored_pairs, read_sentences, read_triplets
 from distilface.errors import UserError
 from distilface.tokenizer import Tokenizer, check_texts
 from distilface.training.config import Kind, SourceConfig
@@ -20,18 +21,24 @@ from distilface.training.config import Kind, SourceConfig
 logger = logging.getLogger(__name__)
 
 _CHUNK = 16_384  # texts given to the tokenizer at once: enough to keep its threads busy, little memory
-_READERS: dict[str, Callable[[SourceConfig], Iterable[Sequence[str]]]] = {
+_READERS: dict[str, Callable[[SourceConfig], Iterable[Sequence[Any]]]] = {
     "sentences": lambda source: ((text,) for text in read_sentences(source)),
     "pairs": read_pairs,
     "groups": read_groups,
     "triplets": read_triplets,
+    "scored": read_scored_pairs,
 }
 
 
 class TokenRows:
-    """Distinct rows of token ids. Texts that the model can't tell apart (after truncation) share one number."""
+    """Distinct rows of token ids. Texts that the model can't tell apart (after truncation) share one number.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    Args:
+        keep_texts: remember a text of every row, the first that was seen.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, keep_texts: bool = False) -> None:
+        self.texts: list[str] | None = [] if keep_texts else None
         self._tokenizer = tokenizer
         self._numbers: dict[bytes, int] = {}
         self._ids = array("i")
@@ -41,12 +48,15 @@ class TokenRows:
         """The number of each text's row, ``[len(texts)]``."""
         numbers = np.empty(len(texts), dtype=np.int64)
         for start in range(0, len(texts), _CHUNK):
-            for offset, ids in enumerate(self._tokenizer.encode_batch(check_texts(texts[start : start + _CHUNK]))):
+            chunk = check_texts(texts[start : start + _CHUNK])
+            for offset, ids in enumerate(self._tokenizer.encode_batch(chunk)):
                 row = array("i", ids)
                 number = self._numbers.setdefault(row.tobytes(), len(self._numbers))
                 if number == len(self._starts) - 1:
                     self._ids.extend(row)
                     self._starts.append(len(self._ids))
+                    if self.texts is not None:
+                        self.texts.append(chunk[offset])
                 numbers[start + offset] = number
         return numbers
 
@@ -65,13 +75,15 @@ class TokenRows:
 class Examples:
     """One source: ``texts[i]`` holds the row numbers of example ``i``, in the order of its columns.
 
-    ``texts`` is ``[n, m]``: m is 1 for sentences, 2 for pairs, 3 for triplets; groups are filled up with -1.
+    ``texts`` is ``[n, m]``: m is 1 for sentences, 2 for pairs and scored pairs, 3 for triplets; groups are filled up
+    with -1. ``scores`` is ``[n]`` for scored pairs, else None.
     """
 
     name: str
     kind: Kind
     texts: NDArray[np.int64]
     sha256: str
+    scores: NDArray[np.float32] | None = None
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -86,7 +98,11 @@ def load_examples(source: SourceConfig, rows: TokenRows) -> Examples:
     examples = [tuple(example) for example in islice(_READERS[source.kind](source), source.limit)]
     digest = hashlib.sha256(source.kind.encode())
     for example in examples:
-        digest.update("\x1f".join(example).encode("utf-8", "replace") + b"\x1e")
+        digest.update("\x1f".join(map(str, example)).encode("utf-8", "replace") + b"\x1e")
+    scores = None
+    if source.kind == "scored":
+        scores = np.array([example[2] for example in examples], dtype=np.float32)
+        examples = [example[:2] for example in examples]
     sizes = [len(example) for example in examples]
     numbers = rows.add([text for example in examples for text in example])
     texts = _rectangular(numbers, sizes)
@@ -95,7 +111,7 @@ def load_examples(source: SourceConfig, rows: TokenRows) -> Examples:
     if len(texts) < 2:
         raise UserError(f"{source.path!r} holds {len(texts)} usable example; contrastive training needs at least 2, "
                         "because the others are the negatives")
-    return Examples(source.path, source.kind, texts, digest.hexdigest())
+    return Examples(source.path, source.kind, texts, digest.hexdigest(), scores)
 
 
 def _rectangular(numbers: NDArray[np.int64], sizes: Sequence[int]) -> NDArray[np.int64]:

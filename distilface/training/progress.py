@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,21 @@ from transformers import TrainerCallback
 from distilface.training.trainer import DEV_KEY
 
 logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def counting(what: str, show: bool) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr for work that reports how much is done, and of how much."""
+    if not show:
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    with Progress(TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+                  console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 class ProgressBar(TrainerCallback):

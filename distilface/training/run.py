@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +25,18 @@ from distilface.encoder import SentenceEncoder
 from distilface.errors import UserError
 from distilface.evaluation import dev_score, load_scored
 from distilface.tokenizer import write_json
+from distilface.training.arguments import count_steps, training_arguments
 from distilface.training.batches import BatchPlan, MicroBatches
-from distilface.training.config import LoopConfig, TrainConfig
+from distilface.training.config import LoopConfig, ModelConfig, RunConfig, TrainConfig
 from distilface.training.distributed import barrier
 from distilface.training.examples import TokenRows, load_examples
-from distilface.training.precision import resolve_device, resolve_precision
+from distilface.training.objective import ContrastiveObjective, Objective
+from distilface.training.precision import resolve_precision
 from distilface.training.progress import ProgressBar, TensorBoard
-from distilface.training.trainer import ContrastiveTrainer, find_checkpoint
+from distilface.training.resume import RUN_FILE, check_same_run, enter
+from distilface.training.trainer import ContrastiveTrainer
 
 logger = logging.getLogger(__name__)
-
-CONFIG_FILE = "train_config.yaml"
-LOG_FILE = "train_log.json"
-_RUN_FILE = "run.json"
-_SAVE_EVERY = 500
 
 
 @dataclass(frozen=True)
@@ -74,6 +72,29 @@ class TrainResult:
         return next((score for step, score in self.dev if step == self.selected_step), None)
 
 
+@dataclass(frozen=True)
+class Task:
+    """What a verb brings to a run.
+
+    Attributes:
+        name: of its configuration file and its history, ``<name>_config.yaml`` and ``<name>_log.json``.
+        section: the section of the configuration that describes the encoder, a `ModelConfig`.
+        load: the encoder to start from.
+        objective: from the encoder and the text of every row of `TokenRows` (None without ``keep_texts``) to the loss.
+        views: see `BatchPlan`.
+        keep_texts: see `TokenRows`.
+        identity: more that must be the same for a run to be resumed.
+    """
+
+    name: str
+    section: str
+    load: Callable[[], SentenceEncoder]
+    objective: Callable[[SentenceEncoder, list[str] | None], Objective]
+    views: int = 2
+    keep_texts: bool = False
+    identity: Mapping[str, Any] = field(default_factory=dict)
+
+
 def train(config: TrainConfig, out: Path, resume: bool = False, overwrite: bool = False,
           progress: bool = True) -> TrainResult:
     """Train an encoder contrastively and write it to ``out``.
@@ -93,40 +114,59 @@ def train(config: TrainConfig, out: Path, resume: bool = False, overwrite: bool 
         GateError: when the loss or the weights become NaN or infinite; the last good checkpoint stays in the work
             folder.
     """
+    return fit(config, Task("train", "model", partial(load_encoder, config.model),
+                            lambda encoder, texts: ContrastiveObjective(config.loss)),
+               out, resume, overwrite, progress)
+
+
+def load_encoder(model: ModelConfig) -> SentenceEncoder:
+    """The encoder that a configuration describes, its dropout set."""
+    encoder = SentenceEncoder.load(model.name, model.pooling, model.max_seq_length, model.head,
+                                   revision=model.revision, pooling_options=model.pooling_options, new_pooler=True)
+    if model.dropout is not None:
+        for module in encoder.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = model.dropout
+            elif hasattr(module, "dropout_prob"):  # transformers 4 keeps that of its SDPA attention as a number
+                module.dropout_prob = model.dropout
+    return encoder
+
+
+def fit(config: RunConfig, task: Task, out: Path, resume: bool, overwrite: bool, progress: bool) -> TrainResult:
+    """Run ``task``; see `train` for the arguments and errors."""
     out = check_output(out, overwrite)
     work = out.with_name(f"{out.name}.work")
     processes = int(os.environ.get("WORLD_SIZE", "1"))
-    checkpoint = _enter(work, processes, resume, overwrite)
-    stored = json.loads((work / _RUN_FILE).read_text(encoding="utf-8")) if checkpoint else {}
+    checkpoint = enter(work, processes, resume, overwrite)
+    stored = json.loads((work / RUN_FILE).read_text(encoding="utf-8")) if checkpoint else {}
     if stored and config.train.precision == "auto":  # a second measurement could choose otherwise
         precision = stored["config"]["train"]["precision"]
     else:
         precision = resolve_precision(config.train)
 
     transformers.set_seed(config.train.seed)
-    encoder = SentenceEncoder.load(config.model.name, config.model.pooling, config.model.max_seq_length,
-                                   config.model.head, revision=config.model.revision)
-    if config.train.max_length > encoder.max_seq_length:
-        raise UserError(f"train.max_length {config.train.max_length} is over the {encoder.max_seq_length} tokens of "
-                        f"{config.model.name!r}; lower it")
-    if any(source.kind == "sentences" for source in config.data):
-        _require_dropout(encoder, config.model.name)
+    model: ModelConfig = getattr(config, task.section)
+    encoder = task.load()
+    _check(config, task, model, encoder)
     dev = load_scored(config.eval.sts) if config.eval.sts is not None else None
     if dev is None:
         logger.info("eval.sts is not set: no checkpoint selection, the weights of the last step are kept")
-    rows = TokenRows(encoder.tokenizer.with_limit(config.train.max_length))
+    rows = TokenRows(encoder.tokenizer.with_limit(config.train.max_length), task.keep_texts)
     sources = [load_examples(source, rows) for source in config.data]
     plan = BatchPlan(sources, rows.lengths, config.train.batch_size, seed=config.train.seed,
-                     window=config.train.window, keep_last=config.train.last_batch == "keep", processes=processes)
-    steps = _steps(config.train, plan.batches_per_epoch)
-    resolved = _resolved(config, encoder, precision)
+                     window=config.train.window, keep_last=config.train.last_batch == "keep", processes=processes,
+                     views=task.views)
+    steps = count_steps(config.train, plan.batches_per_epoch)
+    resolved = config.model_copy(update={
+        task.section: _resolved(model, encoder), "train": config.train.model_copy(update={"precision": precision})})
     run = {"config": resolved.model_dump(mode="json"), "processes": processes, "steps": steps,
            "data": [{"path": source.name, "kind": source.kind, "examples": len(source), "sha256": source.sha256}
-                    for source in sources]}
+                    for source in sources], **task.identity}
     if stored:
-        _same_run(stored, run)
+        check_same_run(stored, run)
 
-    arguments = _arguments(resolved, work, steps, evaluates=dev is not None, resuming=checkpoint is not None)
+    arguments = training_arguments(resolved.train, config.eval, encoder.pooling, work, steps,
+                                   evaluates=dev is not None, resuming=checkpoint is not None)
     if arguments.world_size != processes:
         raise UserError(f"WORLD_SIZE says {processes} processes, accelerate found {arguments.world_size}; start them "
                         "with torchrun --nproc-per-node N, or with accelerate launch on GPUs")
@@ -134,40 +174,43 @@ def train(config: TrainConfig, out: Path, resume: bool = False, overwrite: bool 
     if arguments.n_gpu > 1:
         logger.warning("using one of %d GPUs; start with torchrun to use them all", arguments.n_gpu)
         arguments._n_gpu = 1
-    batches = MicroBatches(plan, rows, steps * config.train.gradient_accumulation, arguments.process_index)
-    trainer = ContrastiveTrainer(encoder, arguments, batches, config.loss,
+    objective = task.objective(encoder, rows.texts)
+    batches = MicroBatches(plan, rows, steps * config.train.gradient_accumulation, arguments.process_index,
+                           objective.inputs)
+    trainer = ContrastiveTrainer(encoder, arguments, batches, objective,
                                  None if dev is None else (lambda model: dev_score(model, dev)),
                                  work / "best", config.eval.patience)
     first = trainer.is_world_process_zero()
     barrier()  # no process may take this run's work folder for that of an earlier one
     if first:
         work.mkdir(parents=True, exist_ok=True)
-        with atomic_file(work / _RUN_FILE) as file:
+        with atomic_file(work / RUN_FILE) as file:
             write_json(file, run)
     barrier()
     result = _run(trainer, out, work, config.train, checkpoint, progress and first, first)
     barrier()
     if first:
-        _write(out, work, overwrite, resolved, run, trainer, result)
+        _write(out, work, overwrite, task.name, resolved, run, trainer, result)
     barrier()
     return result
 
 
-def _enter(work: Path, processes: int, resume: bool, overwrite: bool) -> Path | None:
-    """Clear or find the work of an earlier run; the checkpoint to go on from, if any."""
-    if resume:
-        if not (work / _RUN_FILE).is_file():
-            raise UserError(f"nothing to resume: {str(work)!r} does not exist; run without --resume")
-        stored = json.loads((work / _RUN_FILE).read_text(encoding="utf-8"))
-        _same_run({"processes": stored["processes"]}, {"processes": processes})
-        return find_checkpoint(work, processes)
-    if work.exists():
-        if not overwrite:
-            raise UserError(f"{str(work)!r} holds an interrupted run; pass --resume to go on, "
-                            "or --overwrite to start over")
-        if int(os.environ.get("RANK", "0")) == 0:
-            shutil.rmtree(work)
-    return None
+def _check(config: RunConfig, task: Task, model: ModelConfig, encoder: SentenceEncoder) -> None:
+    """Refuse what only the loaded encoder shows to be impossible."""
+    if config.train.max_length > encoder.max_seq_length:
+        raise UserError(f"train.max_length {config.train.max_length} is over the {encoder.max_seq_length} tokens of "
+                        f"{model.name!r}; lower it")
+    width = encoder.pooler.dim
+    too_wide = [dim for dim in config.loss.matryoshka if dim > width]
+    if too_wide:
+        raise UserError(f"loss.matryoshka names {too_wide[0]} dimensions; the vectors of {model.name!r} have {width}")
+    uses_angle = config.loss.scored == "angle" and any(source.kind == "scored" for source in config.data)
+    odd = [dim for dim in config.loss.matryoshka or (width,) if dim % 2]
+    if uses_angle and odd:
+        raise UserError(f"loss.scored angle pairs up dimensions, but vectors of {odd[0]} dimensions are asked for; use "
+                        "even numbers or cosent")
+    if task.views > 1 and any(source.kind == "sentences" for source in config.data):
+        _require_dropout(encoder, model.name)
 
 
 def _run(trainer: ContrastiveTrainer, out: Path, work: Path, loop: LoopConfig, checkpoint: Path | None, show: bool,
@@ -214,7 +257,7 @@ def _quiet() -> Iterator[None]:
         messages.enable_progress_bar()
 
 
-def _write(out: Path, work: Path, overwrite: bool, config: TrainConfig, run: Mapping[str, Any],
+def _write(out: Path, work: Path, overwrite: bool, name: str, config: RunConfig, run: Mapping[str, Any],
            trainer: ContrastiveTrainer, result: TrainResult) -> None:
     with atomic_directory(out, overwrite) as folder:
         if result.dev:
@@ -223,8 +266,8 @@ def _write(out: Path, work: Path, overwrite: bool, config: TrainConfig, run: Map
             trainer.encoder.save(folder)
         if (work / "tensorboard").is_dir():
             shutil.copytree(work / "tensorboard", folder / "tensorboard")
-        (folder / CONFIG_FILE).write_text(dump_config(config), encoding="utf-8", newline="\n")
-        write_json(folder / LOG_FILE, {
+        (folder / f"{name}_config.yaml").write_text(dump_config(config), encoding="utf-8", newline="\n")
+        write_json(folder / f"{name}_log.json", {
             "steps": result.steps, "selected_step": result.selected_step,
             "selected_by": "dev Spearman" if result.dev else "last step, because there is no dev set",
             "seed": config.train.seed, "processes": run["processes"], "data": run["data"],
@@ -240,57 +283,11 @@ def _write(out: Path, work: Path, overwrite: bool, config: TrainConfig, run: Map
     shutil.rmtree(work)
 
 
-def _arguments(config: TrainConfig, work: Path, steps: int, evaluates: bool, resuming: bool) -> Any:
-    loop = config.train
-    device = resolve_device(loop.device)
-    warmup = loop.warmup_steps if loop.warmup_steps is not None else math.ceil((loop.warmup_ratio or 0) * steps)
-    save_every = loop.save_every or (config.eval.every_steps if evaluates else _SAVE_EVERY)
-    return transformers.TrainingArguments(
-        output_dir=str(work), max_steps=steps, per_device_train_batch_size=loop.batch_size,
-        gradient_accumulation_steps=loop.gradient_accumulation, learning_rate=loop.learning_rate,
-        weight_decay=loop.weight_decay, max_grad_norm=loop.max_grad_norm, warmup_steps=warmup,
-        lr_scheduler_type="constant_with_warmup" if loop.schedule == "constant" else loop.schedule,
-        bf16=loop.precision == "bf16", fp16=loop.precision == "fp16", use_cpu=device == "cpu", seed=loop.seed,
-        optim="adamw_torch_fused", logging_strategy="steps", logging_steps=loop.log_every, logging_nan_inf_filter=False,
-        save_strategy="steps", save_steps=save_every, save_total_limit=2,
-        eval_strategy="steps" if evaluates else "no", eval_steps=config.eval.every_steps if evaluates else None,
-        eval_on_start=evaluates and not resuming, report_to="none", disable_tqdm=True, remove_unused_columns=False,
-        ddp_backend="gloo" if device == "cpu" and int(os.environ.get("WORLD_SIZE", "1")) > 1 else None,
-        # mean_second_last never reads the last layer, and DDP would wait for its gradients.
-        ddp_find_unused_parameters=config.model.pooling in ("mean_second_last", "max_second_last"),
-    )
-
-
-def _steps(loop: LoopConfig, batches_per_epoch: int) -> int:
-    if loop.max_steps is not None:
-        return loop.max_steps
-    batches = batches_per_epoch * (loop.epochs if loop.epochs is not None else 1.0)
-    return max(1, round(batches / loop.gradient_accumulation))
-
-
-def _resolved(config: TrainConfig, encoder: SentenceEncoder, precision: str) -> TrainConfig:
-    """The configuration with what was left to the model and the machine filled in."""
-    model = config.model.model_copy(update={"pooling": encoder.pooling, "head": encoder.head_mode,
-                                            "max_seq_length": encoder.max_seq_length})
-    loop = config.train.model_copy(update={"precision": precision})
-    return config.model_copy(update={"model": model, "train": loop})
-
-
-def _same_run(stored: Mapping[str, Any], run: Mapping[str, Any]) -> None:
-    """Refuse to resume another run: its schedule, order of examples or negatives would differ."""
-    for key, before, now in _differences(json.loads(json.dumps(run)), stored):
-        hint = "start as many processes as before" if key == "processes" else "set it back or start over (--overwrite)"
-        raise UserError(f"can't resume: {key} was {before!r} in the interrupted run and is {now!r} now; {hint}")
-
-
-def _differences(now: Any, before: Any, prefix: str = "") -> Sequence[tuple[str, Any, Any]]:
-    if isinstance(now, dict) and isinstance(before, dict):
-        keys = sorted(now.keys() | before.keys())
-        return [found for key in keys for found in _differences(now.get(key), before.get(key), f"{prefix}{key}.")]
-    if isinstance(now, list) and isinstance(before, list) and len(now) == len(before):
-        return [found for index, pair in enumerate(zip(now, before, strict=True))
-                for found in _differences(*pair, f"{prefix}{index}.")]
-    return [] if now == before else [(prefix.rstrip(".").removeprefix("config."), before, now)]
+def _resolved(model: ModelConfig, encoder: SentenceEncoder) -> ModelConfig:
+    """The description of the encoder with what was left to its files filled in."""
+    return model.model_copy(update={
+        "pooling": encoder.pooling, "head": encoder.head_mode, "pooling_options": encoder.pooler.options or None,
+        "max_seq_length": encoder.max_seq_length})
 
 
 def _require_dropout(encoder: SentenceEncoder, name: str) -> None:

@@ -20,42 +20,46 @@ from transformers.trainer_utils import get_last_checkpoint
 from distilface.artifact import atomic_directory
 from distilface.encoder import SentenceEncoder
 from distilface.errors import GateError, UserError
-from distilface.losses import info_nce
 from distilface.training.batches import MicroBatches
-from distilface.training.config import LossConfig
 from distilface.training.distributed import from_first, gather_rows
+from distilface.training.objective import Objective
 
 logger = logging.getLogger(__name__)
 
 DEV_KEY = "eval_spearman"
 _HEAD_FILE = "train_only_head.safetensors"
+_PROJECTION_FILE = "projection.safetensors"
 _STATE_FILE = "trainer_state.json"
 
 
 class PooledEncoder(nn.Module):
-    """An encoder as DistributedDataParallel needs it: one forward, ids in, the vectors of the loss out."""
+    """An encoder as DistributedDataParallel needs it: one forward, ids in, the vectors of the loss out.
 
-    def __init__(self, encoder: SentenceEncoder) -> None:
+    Args:
+        projection: its output is appended to each vector; see `distilface.training.objective.Objective`.
+    """
+
+    def __init__(self, encoder: SentenceEncoder, projection: nn.Module | None = None) -> None:
         super().__init__()
         self.encoder = encoder
+        self.projection = projection
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """``[b, s], [b, s] -> [b, dim]``, pooled, through the head, not normalised."""
-        return self.encoder.pooled(input_ids, attention_mask)
+        vectors = self.encoder.pooled(input_ids, attention_mask)
+        return vectors if self.projection is None else torch.cat([vectors, self.projection(vectors)], dim=1)
 
 
-def batch_loss(vectors: Tensor, exclude: Tensor, sizes: list[int], local: int, config: LossConfig) -> Tensor:
-    """InfoNCE of one batch over all processes.
+def gather_columns(vectors: Tensor, sizes: list[int], local: int) -> tuple[Tensor, ...]:
+    """The columns of one batch over all processes, each ``[n, d]``.
 
     Args:
         vectors: ``[columns * local, d]``: all anchors, all positives, all hard negatives of this process.
-        exclude, sizes: see `distilface.training.batches.MicroBatches`.
+        sizes: see `distilface.training.batches.MicroBatches`.
     """
     columns = len(vectors) // local
     side_by_side = vectors.view(columns, local, -1).transpose(0, 1).reshape(local, -1)
-    parts = gather_rows(side_by_side, sizes).chunk(columns, dim=1)  # one collective call for all columns
-    return info_nce(parts[0], parts[1], parts[2] if columns > 2 else None, temperature=config.temperature,
-                    exclude=exclude, symmetric=config.symmetric, hard_negative_weight=config.hard_negative_weight)
+    return gather_rows(side_by_side, sizes).chunk(columns, dim=1)  # one collective call for all columns
 
 
 class ContrastiveTrainer(Trainer):
@@ -65,21 +69,22 @@ class ContrastiveTrainer(Trainer):
     A checkpoint is a folder that `SentenceEncoder.load` reads, plus optimizer, schedule and random state.
 
     Args:
+        objective: the loss.
         dev_score: Spearman of an encoder on dev pairs, in points; None to evaluate nothing.
         best: where the weights of the best dev score go.
         patience: evaluations without a new best after which training stops.
     """
 
     def __init__(self, encoder: SentenceEncoder, arguments: TrainingArguments, batches: MicroBatches,
-                 loss: LossConfig, dev_score: Callable[[SentenceEncoder], float] | None = None,
+                 objective: Objective, dev_score: Callable[[SentenceEncoder], float] | None = None,
                  best: Path | None = None, patience: int | None = None) -> None:
-        super().__init__(model=PooledEncoder(encoder), args=arguments, train_dataset=batches,
+        super().__init__(model=PooledEncoder(encoder, objective.projection), args=arguments, train_dataset=batches,
                          eval_dataset=[] if dev_score else None)
         self.model_accepts_loss_kwargs = False
         self.control: Any
         self.encoder = encoder
         self.batches = batches
-        self.loss = loss
+        self.objective = objective
         self.dev_score = dev_score
         self.best = best
         self.patience = patience
@@ -107,7 +112,7 @@ class ContrastiveTrainer(Trainer):
                      num_items_in_batch: Any = None) -> Any:
         vectors = model(inputs["input_ids"], inputs["attention_mask"])
         local = inputs["sizes"][self.args.process_index]
-        loss = batch_loss(vectors, inputs["exclude"], inputs["sizes"], local, self.loss)
+        loss: Tensor = self.objective(gather_columns(vectors, inputs["sizes"], local), inputs)
         if not math.isfinite(loss.item()):
             raise GateError(self._why_not_finite(loss.item(), vectors))
         return (loss, vectors) if return_outputs else loss
@@ -145,13 +150,18 @@ class ContrastiveTrainer(Trainer):
         self.encoder.save(folder)
         if self.encoder.head is not None:
             save_file(self.encoder.head.state_dict(), str(folder / _HEAD_FILE))
+        if self.objective.projection is not None:
+            save_file(self.objective.projection.state_dict(), str(folder / _PROJECTION_FILE))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         folder = Path(resume_from_checkpoint)
-        stored = SentenceEncoder.load(folder, pooling=self.encoder.pooling, head="none")
+        stored = SentenceEncoder.load(folder, head="none")
         self.encoder.backbone.load_state_dict(stored.backbone.state_dict())
+        self.encoder.pooler.load_state_dict(stored.pooler.state_dict())
         if self.encoder.head is not None:
             self.encoder.head.load_state_dict(load_file(str(folder / _HEAD_FILE)))
+        if self.objective.projection is not None:
+            self.objective.projection.load_state_dict(load_file(str(folder / _PROJECTION_FILE)))
 
     def _why_not_finite(self, loss: float, vectors: Tensor) -> str:
         if not _all_finite(self.encoder):
@@ -159,7 +169,8 @@ class ContrastiveTrainer(Trainer):
         elif not bool(torch.isfinite(vectors).all()):
             cause = f"the forward pass overflowed in {self.args_precision}; use train.precision=bf16 or fp32"
         else:
-            cause = f"the vectors are finite; loss.temperature {self.loss.temperature} is too small for their cosines"
+            cause = (f"the vectors are finite; loss.temperature {self.objective.config.temperature} is too small for "
+                     "their cosines")
         kept = get_last_checkpoint(str(self.args.output_dir)) if Path(str(self.args.output_dir)).is_dir() else None
         where = f"the last good checkpoint is {kept}" if kept else "no checkpoint had been written yet"
         return f"loss is {loss} at step {self.state.global_step + 1}: {cause}; {where}"

@@ -17,7 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 from distilface.encoder import SentenceEncoder
 from distilface.losses import duplicate_mask
 from distilface.training.config import LossConfig
-from distilface.training.trainer import PooledEncoder, batch_loss
+from distilface.training.objective import ContrastiveObjective
+from distilface.training.trainer import PooledEncoder, gather_columns
 from tests.tiny import CORPUS, tiny_checkpoint
 
 pytestmark = pytest.mark.integration
@@ -36,7 +37,7 @@ def _step(model: torch.nn.Module, encoder: SentenceEncoder, share: range, sizes:
     same = np.array([[0, 10], [1, 11], [2, 12], [3, 13], [4, 14], [5, 15], [0, 16]])
     exclude = torch.from_numpy(duplicate_mask(same, np.arange(20, 27)))
     vectors = model(*(torch.from_numpy(feed[name]) for name in ("input_ids", "attention_mask")))
-    loss = batch_loss(vectors, exclude, sizes, len(share), LOSS)
+    loss = ContrastiveObjective(LOSS)(gather_columns(vectors, sizes, len(share)), {"exclude": exclude})
     loss.backward()
     return loss.item()
 

@@ -238,3 +238,11 @@ def test_golden_texts_survive_as_they_are(tmp_path: Path) -> None:
     write_golden(folder, texts)
     assert Bundle.open(folder).golden() == texts
     assert (folder / "golden.json").read_bytes().isascii()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
+def test_files_written_for_the_owner_alone_become_readable(tmp_path: Path) -> None:
+    with atomic_directory(tmp_path / "out") as folder:
+        (folder / "weights").write_bytes(b"1")
+        (folder / "weights").chmod(0o600)
+    assert (tmp_path / "out" / "weights").stat().st_mode & 0o777 == 0o644

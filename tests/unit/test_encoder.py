@@ -291,8 +291,9 @@ def test_a_head_that_was_trained_for_another_pooling(tmp_path: Path) -> None:
 def _edited(checkpoint: Path, folder: Path, modules: list[str], **files: Any) -> Path:
     saved = _saved(SentenceEncoder.load(checkpoint), folder)
     (saved / "distilface.json").unlink()
-    _write(saved / "modules.json", [{"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{k}"}
-                                    for i, (path, k) in enumerate(item.split("/") for item in modules)])
+    _write(saved / "modules.json", [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (path, kind) in enumerate(item.split("/") for item in modules)])
     for name, value in files.items():
         (saved / name).mkdir(exist_ok=True)
         _write(saved / name / "config.json", value)

@@ -51,5 +51,5 @@ def test_it_takes_under_half_a_second(arguments: tuple[str, ...]) -> None:
 
 def test_help_names_every_verb() -> None:
     text = _run("-m", "distilface", "--help")
-    verbs = ("train", "evaluate", "export", "quantize", "verify", "bench", "encode", "demo")
+    verbs = ("train", "evaluate", "shrink", "export", "quantize", "verify", "bench", "encode", "demo")
     assert [verb for verb in verbs if verb not in text] == []

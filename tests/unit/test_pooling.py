@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from distilface.errors import UserError
-from distilface.pooling import POOLINGS, build_pooler, canonical, masked_max, masked_mean, pooled_width
+from distilface.pooling import POOLINGS, build_pooler, canonical, masked_max, masked_mean
 
 LAYERS = 4
 MASK = torch.tensor([[1, 1, 0], [1, 1, 1]])
@@ -25,7 +25,8 @@ def _states() -> tuple[Tensor, ...]:
 
 
 def _pool(name: str, states: tuple[Tensor, ...], mask: Tensor = MASK) -> Tensor:
-    return build_pooler(name, len(states) - 1)(states, mask)[1]
+    torch.manual_seed(1)
+    return build_pooler(name, len(states) - 1, states[0].shape[-1]).eval()(states, mask)[1]
 
 
 @pytest.mark.parametrize(("layers", "q"), MEAN_SQUARE.items())
@@ -73,10 +74,11 @@ def test_padding_changes_nothing(name: str) -> None:
 def test_a_consumers_masked_mean_over_the_token_states_is_the_vector(name: str) -> None:
     torch.manual_seed(0)
     states = tuple(torch.randn(2, 3, 2) for _ in range(LAYERS + 1))
-    tokens, vector = build_pooler(name, LAYERS)(states, MASK)
+    pooler = build_pooler(name, LAYERS, 2)
+    tokens, vector = pooler(states, MASK)
     by_hand = torch.stack([tokens[0, :2].mean(dim=0), tokens[1].mean(dim=0)])
     torch.testing.assert_close(vector, by_hand)
-    assert vector.shape == (2, pooled_width(name, 2))
+    assert vector.shape == (2, pooler.dim)
 
 
 def test_a_row_without_tokens_is_finite() -> None:
@@ -102,7 +104,8 @@ def test_aliases(alias: str, name: str) -> None:
 
 def test_the_names_are_those_of_the_paper() -> None:
     layers = ("last", "second_last", "first_last", "last2", "last4", "all")
-    assert set(POOLINGS) == {"cls", "concat_last4"} | {f"{k}_{n}" for k in ("mean", "max") for n in layers}
+    named = {f"{kind}_{name}" for kind in ("mean", "max") for name in layers}
+    assert set(POOLINGS) == {"cls", "concat_last4", "layer_attention"} | named
 
 
 def test_an_unknown_pooling_names_the_nearest_and_the_allowed() -> None:
@@ -115,7 +118,7 @@ def test_an_unknown_pooling_names_the_nearest_and_the_allowed() -> None:
 @pytest.mark.parametrize("name", ["mean_last4", "max_last4", "concat_last4"])
 def test_too_few_layers(name: str) -> None:
     with pytest.raises(UserError, match="2 and the embedding output"):
-        build_pooler(name, 2)
+        build_pooler(name, 2, 2)
 
 
 def test_one_layer_is_enough_for_first_and_last() -> None:

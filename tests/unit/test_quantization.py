@@ -745,3 +745,20 @@ def test_texts_that_set_the_ranges_do_not_judge(tiny_bundle: Path) -> None:
     assert not set(fitting) & set(held_out)
     assert (len(fitting), len(held_out)) == (40, len(set(TEXTS)) - 40) == (40, recipe["gate"]["texts"])
     assert recipe["calibration"] == {"texts": 40, "sha256": hashlib.sha256("\n".join(fitting).encode()).hexdigest()}
+
+
+@pytest.mark.parametrize(("labelled", "drop", "passes"), [
+    (False, 1.9, True), (False, 2.1, False), (True, 0.9, True), (True, 1.1, False)])
+def test_the_default_limit_is_one_point_on_labelled_pairs_and_two_without(
+        bundle_copy: Path, monkeypatch: pytest.MonkeyPatch, labelled: bool, drop: float, passes: bool) -> None:
+    monkeypatch.setattr(distilface.quantization, "measure", lambda *_: GateResult(0.99, 0.995, drop, labelled, 10, 10))
+    pairs = StsPairs("dev", ("a", "b"), ("c", "d"), np.array([1.0, 2.0])) if labelled else None
+
+    def attempt() -> None:
+        quantize(bundle_copy, "dynamic", overwrite=True, labelled=pairs)
+
+    if passes:
+        attempt()
+    else:
+        with pytest.raises(GateError, match="Spearman drop"):
+            attempt()

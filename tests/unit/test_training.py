@@ -15,7 +15,8 @@ from distilface.config import load_config
 from distilface.encoder import SentenceEncoder
 from distilface.errors import UserError
 from distilface.training import TrainConfig, TrainResult, train
-from distilface.training.trainer import PooledEncoder, batch_loss
+from distilface.training.objective import ContrastiveObjective
+from distilface.training.trainer import PooledEncoder, gather_columns
 from tests.tiny import CORPUS, tiny_checkpoint
 
 Run = Callable[..., TrainResult]
@@ -87,12 +88,13 @@ def test_refusals(run: Run, tmp_path: Path, checkpoint: Path) -> None:
     assert not (tmp_path / "out").exists() and not (tmp_path / "out.work").exists()
 
 
-def test_batch_loss_splits_columns() -> None:
+def test_columns_are_split_and_the_objective_reads_them() -> None:
     torch.manual_seed(0)
     from distilface.losses import info_nce
     from distilface.training.config import LossConfig
 
     anchors, positives, negatives = torch.randn(3, 5, 4)
     exclude = torch.zeros(5, 10, dtype=torch.bool)
-    together = batch_loss(torch.cat([anchors, positives, negatives]), exclude, [5], 5, LossConfig(temperature=0.1))
+    columns = gather_columns(torch.cat([anchors, positives, negatives]), [5], 5)
+    together = ContrastiveObjective(LossConfig(temperature=0.1))(columns, {"exclude": exclude})
     assert together.item() == pytest.approx(info_nce(anchors, positives, negatives, temperature=0.1).item())

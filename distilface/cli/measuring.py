@@ -1,70 +1,19 @@
-"""The verbs. Each parses, calls one function of the library, and prints what came back."""
+"""The verbs that use or measure something: each parses, calls one function of the library, and prints."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
+from distilface.cli.options import File, Number, Overwrite, Sets, Text
 from distilface.cli.progress import out as console
 from distilface.cli.progress import progress, show_table
 from distilface.errors import UserError
 
 if TYPE_CHECKING:
     from distilface.benchmarking import Subject
-
-# typer reads these annotations at run time under Python 3.10, where ``X | None`` inside Annotated is fine but its help
-# output is not; Optional keeps both quiet.
-Text = Optional[str]  # noqa: UP045
-Number = Optional[int]  # noqa: UP045
-File = Optional[Path]  # noqa: UP045
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the output if it exists.")]
-Sets = Annotated[Optional[list[str]], typer.Option(  # noqa: UP045
-    "--set", help="SECTION.KEY=VALUE, over file and flags; repeat for more.")]
-
-
-def train(
-    config: Annotated[File, typer.Option("--config", help="YAML with differences from the defaults.")] = None,
-    sets: Sets = None,
-    model: Annotated[Text, typer.Option("--model", help="Checkpoint folder or Hub id to start from.")] = None,
-    data: Annotated[Text, typer.Option("--data", help="Training text: a file, or a Hub data set id.")] = None,
-    kind: Annotated[Text, typer.Option("--kind", help="sentences, pairs, groups or triplets.")] = None,
-    pooling: Annotated[Text, typer.Option("--pooling", help="cls, mean_last4, ... (see README).")] = None,
-    head: Annotated[Text, typer.Option("--head", help="none, train_only or kept.")] = None,
-    steps: Annotated[Number, typer.Option("--steps", help="Optimizer steps.")] = None,
-    batch_size: Annotated[Number, typer.Option("--batch-size", help="Examples a step.")] = None,
-    precision: Annotated[Text, typer.Option("--precision", help="fp32, bf16, fp16 or auto.")] = None,
-    sts: Annotated[Text, typer.Option("--sts", help="Scored dev pairs: SentEval folder, file or Hub id.")] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Checkpoint folder to write.")] = Path("runs/model"),
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from an interrupted run's checkpoint.")] = False,
-    overwrite: Overwrite = False,
-) -> None:
-    """Fine-tune an encoder contrastively: text -> checkpoint.
-
-    Unsupervised SimCSE on sentences; supervised on pairs, groups, or triplets with hard negatives.
-    """
-    from distilface.config import load_config
-    from distilface.training import TrainConfig
-    from distilface.training import train as run
-
-    overrides: dict[str, Any] = {
-        "model": {"name": model, "pooling": pooling, "head": head},
-        "train": {"max_steps": steps, "batch_size": batch_size, "precision": precision}, "eval": {"sts": sts},
-    }
-    if data is not None:
-        overrides["data"] = [{"path": data, **({"kind": kind} if kind else {})}]
-    elif kind is not None:
-        raise UserError("--kind says what --data holds; give --data too, or set data in the config file")
-    if config is None and model is None:
-        raise UserError("nothing to train: give --model MODEL and --data FILE, or --config FILE (see configs/train/)")
-    result = run(load_config(TrainConfig, config, sets or (), overrides), out, resume, overwrite)
-    if int(os.environ.get("RANK", "0")) == 0:
-        dev = ("" if result.dev_selected is None else
-               f", dev Spearman {result.dev_start:.2f} -> {result.dev_selected:.2f}")
-        console.print(f"{result.out}: {result.steps} steps at {result.examples_per_second:.0f} examples/s, step "
-                      f"{result.selected_step} kept{dev}")
 
 
 def evaluate(
@@ -109,70 +58,6 @@ def evaluate(
     if json_file is not None:
         with atomic_file(json_file) as temporary:
             write_json(temporary, values)
-
-
-def export(
-    model: Annotated[str, typer.Argument(help="Checkpoint, sentence-transformers folder or Hub id.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Bundle folder to write.")],
-    pooling: Annotated[Text, typer.Option("--pooling", help="Override the checkpoint's pooling.")] = None,
-    max_seq_length: Annotated[Number, typer.Option("--max-seq-length", help="The bundle's length limit.")] = None,
-    overwrite: Overwrite = False,
-) -> None:
-    """Export a checkpoint as an ONNX bundle.
-
-    One graph, proved equal to torch, and the files that other libraries need to load it.
-    """
-    from distilface.errors import require
-
-    require("torch", "export", "distilface export")
-    from distilface.exporter import export as run
-
-    with progress() as report:
-        bundle = run(model, out, pooling, max_seq_length, overwrite, report)
-    variant = bundle.variant("fp32")
-    worst = variant.recipe["minimum_cosine_to_torch"]
-    console.print(f"{bundle.folder}: fp32, {variant.size / 1e6:.1f} MB, worst cosine to torch {worst:.7f}")
-
-
-def quantize(
-    bundle: Annotated[Path, typer.Argument(help="Bundle with an fp32 graph.")],
-    int8: Annotated[bool, typer.Option("--int8", help="INT8 weights, products and embedding tables.")] = False,
-    mode: Annotated[str, typer.Option("--mode", help="dynamic, or static (needs --calibration).")] = "dynamic",
-    calibration: Annotated[Text, typer.Option("--calibration", help="Sentences: ranges and held-out check.")] = None,
-    column: Annotated[Text, typer.Option("--column", help="Column of the calibration file.")] = None,
-    dev: Annotated[Text, typer.Option("--dev", help="Scored pairs for the gate: SentEval folder or file.")] = None,
-    max_drop: Annotated[float, typer.Option("--max-drop", help="Most Spearman points to lose.")] = 1.0,
-    min_cosine: Annotated[float, typer.Option("--min-cosine", help="Least held-out cosine to fp32.")] = 0.95,
-    target_isa: Annotated[str, typer.Option("--target-isa", help="vnni, or any: weights up to 64.")] = "vnni",
-    out: Annotated[File, typer.Option("--out", "-o", help="Write a copy; default, extend the bundle.")] = None,
-    overwrite: Overwrite = False,
-) -> None:
-    """Add an INT8 variant to a bundle.
-
-    It must pass a quality gate, or the bundle stays as it is.
-    """
-    if not int8:
-        raise UserError("say which precision: distilface quantize BUNDLE --int8")
-    from itertools import islice
-
-    from distilface.data import iter_texts
-    from distilface.evaluation import load_scored
-    from distilface.quantization import MAX_READ_TEXTS
-    from distilface.quantization import quantize as run
-
-    texts = list(islice(iter_texts(calibration, column), MAX_READ_TEXTS)) if calibration is not None else None
-    labelled = load_scored(dev) if dev is not None else None
-    with progress() as report:
-        result = run(bundle, mode, texts, out, overwrite, max_drop, min_cosine, labelled, target_isa,  # type: ignore[arg-type]
-                     progress=report)
-    variant, gate = result.variant, result.gate
-    total = variant.integer_matmuls + variant.float_matmuls + variant.weight_only_matmuls
-    console.print(f"{result.bundle.folder}: {result.name}, {variant.size / 1e6:.1f} MB (fp32 "
-                  f"{result.fp32_size / 1e6:.1f}), {variant.integer_matmuls} of {total} MatMuls on integers")
-    console.print(f"held out: cosine to fp32 at least {gate.minimum_cosine:.4f}, mean {gate.mean_cosine:.4f}; Spearman "
-                  f"drop {gate.drop:.2f} points ({'labelled pairs' if gate.labelled else 'against fp32 similarities'})")
-    for note in variant.notes:
-        console.print(f"note: {note}")
 
 
 def verify(
@@ -284,21 +169,3 @@ def encode(
                           lambda done: report("encoding", done, done))
     if out != "-":
         console.print(f"{out}: {count} vectors of {encoder.dim} dimensions")
-
-
-def demo(
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for all results.")] = Path("runs/demo"),
-    overwrite: Overwrite = False,
-) -> None:
-    """All of it on built-in data, in about two minutes.
-
-    Train on commands to a smart home, export, quantize, verify, bench. No network.
-    """
-    from distilface.demo import HEADER, TITLE, run_demo
-
-    result = run_demo(out, overwrite, progress)
-    show_table(TITLE, HEADER, result.cells)
-    console.print(f"verified: {result.checks} checks passed\nreport: {result.page}\nbundle: {result.bundle}")
-
-
-COMMANDS = (train, evaluate, export, quantize, verify, bench, encode, demo)

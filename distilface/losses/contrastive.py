@@ -1,4 +1,4 @@
-"""Contrastive losses: vectors in, one scalar out, always in float32.
+"""InfoNCE and its false negatives.
 
 Which in-batch texts may not serve as negatives is decided on token ids (`duplicate_mask`), apart from the loss itself,
 so that gathered, cached or re-ordered vectors go through the same arithmetic.

@@ -1,0 +1,61 @@
+"""Where each family keeps its layers and FFNs, and what its config calls their number and width."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from distilface.errors import UserError
+
+
+@dataclass(frozen=True)
+class Family:
+    """Dotted names: the list of layers in the backbone, and the two FFN projections in a layer.
+
+    Attributes:
+        width_key: the config's name for the number of FFN units.
+        positions_follow_padding: position ids start after the padding id, so that id must not move.
+    """
+
+    layers: str
+    up: str
+    down: str
+    width_key: str
+    positions_follow_padding: bool = False
+
+
+_BERT = Family("encoder.layer", "intermediate.dense", "output.dense", "intermediate_size")
+_ROBERTA = Family(_BERT.layers, _BERT.up, _BERT.down, _BERT.width_key, positions_follow_padding=True)
+FAMILIES = {
+    "distilbert": Family("transformer.layer", "ffn.lin1", "ffn.lin2", "hidden_dim"),
+    "bert": _BERT, "electra": _BERT, "roberta": _ROBERTA, "xlm-roberta": _ROBERTA, "camembert": _ROBERTA,
+    "mpnet": _ROBERTA,
+}
+
+
+def family_of(backbone: nn.Module, purpose: str) -> Family:
+    """The family of ``backbone``; `UserError` naming an architecture whose layers are laid out otherwise."""
+    architecture = backbone.config.model_type
+    if architecture not in FAMILIES:
+        raise UserError(f"{purpose} does not know architecture {architecture!r}; known: {', '.join(FAMILIES)}")
+    return FAMILIES[architecture]
+
+
+def layers_of(backbone: nn.Module, family: Family) -> nn.ModuleList:
+    """The list of transformer layers itself, not a copy."""
+    layers: nn.ModuleList = backbone.get_submodule(family.layers)  # type: ignore[assignment]
+    return layers
+
+
+def refuse_heads(backbone: nn.Module, heads: int) -> None:
+    """Fewer attention heads can't be written down in a config, so every request is refused by name.
+
+    In all families here the width of a head is ``hidden_size / num_attention_heads``: a config with fewer heads means
+    wider heads, not smaller matrices, and transformers 5 has dropped the ``pruned_heads`` of its config.
+    """
+    config: Any = backbone.config
+    raise UserError(f"heads={heads} can't be done for {config.model_type!r}: its config fixes a head's width at "
+                    f"hidden_size / heads = {config.hidden_size} / {config.num_attention_heads}, so a checkpoint with "
+                    "fewer heads of that width would not load again; use fewer layers or a smaller ffn")
