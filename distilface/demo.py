@@ -15,7 +15,7 @@ from distilface.loading import MINILM, resolve_model
 Progress = Callable[..., None]
 
 TITLE = "Commands to a smart home, intents that were never trained on"
-HEADER = ("", "variant", "size, MB", "p50, ms", "sentences/s", "Spearman", "nearest intent, %")
+HEADER = ("training", "variant", "size, MB", "p50, ms", "sentences/s", "Spearman", "intent, %")
 
 STEPS = 60
 GROUPS_A_BATCH = 40
@@ -24,7 +24,14 @@ GROUPS_A_BATCH = 40
 
 @dataclass(frozen=True)
 class DemoRow:
-    """One line of the table at the end."""
+    """One line of the table at the end.
+
+    Attributes:
+        stage: ``before`` or ``after`` training.
+        p50_ms: time of one short text.
+        spearman: on the graded test pairs, in points; ``accuracy``: how often the nearest other utterance has the same
+            intent, in percent.
+    """
 
     stage: str
     variant: str
@@ -144,7 +151,7 @@ def _measure(folder: Path, report: Progress) -> tuple[tuple[DemoRow, ...], Path]
         encoder = Encoder.load(subject.folder, subject.variant or "fp32")
         assert measured.size_bytes is not None and measured.sts is not None
         rows.append(DemoRow(
-            "before training" if subject.folder.name == "before" else "after training", subject.variant or "fp32",
+            "before" if subject.folder.name == "before" else "after", subject.variant or "fp32",
             measured.size_bytes / 1e6, measured.latency_at(result.short_tokens).p50,
             measured.best_throughput.sentences_per_second.median, measured.sts.average,
             smarthome.nearest_intent_accuracy(encoder)))

@@ -13,8 +13,8 @@ from rich.table import Table
 
 console = Console(stderr=True, highlight=False)
 out = Console(highlight=False, soft_wrap=True)
-PLAIN_WIDTH = 200
-"""Columns of a table that goes to a file or a pipe."""
+if not out.is_terminal:
+    out.width = 200  # a file or a pipe has no edge to wrap at
 
 
 def show_table(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -22,10 +22,10 @@ def show_table(title: str, header: Sequence[str], rows: Sequence[Sequence[object
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for index, name in enumerate(header):
         numeric = any(str(row[index])[:1].isdigit() for row in rows)
-        table.add_column(name, justify="right" if numeric else "left", no_wrap=True)
+        table.add_column(name, justify="right" if numeric else "left", no_wrap=not numeric)
     for row in rows:
         table.add_row(*(escape(str(cell)) for cell in row))
-    out.print(table, width=None if out.is_terminal else PLAIN_WIDTH)
+    out.print(table)
 
 
 class Report(Protocol):
