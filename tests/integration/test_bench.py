@@ -85,7 +85,10 @@ def test_a_worker_ends_with_its_block() -> None:
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_ctrl_c_ends_the_workers(tmp_path: Path) -> None:
+    # A shell's background job starts with SIGINT ignored, and so would this process when the tests run in one.
     script = textwrap.dedent("""
+        import signal
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         from distilface.benchmarking import BenchConfig, Subject, bench, client
         start = client.Worker.__init__
         def noted(self, *rest):
