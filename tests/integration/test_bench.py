@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -104,10 +105,15 @@ def test_ctrl_c_ends_the_workers(tmp_path: Path) -> None:
     worker = int(parent.stdout.readline())
     time.sleep(1.5)
     parent.send_signal(signal.SIGINT)
-    _, errors = parent.communicate(timeout=20)
-    assert "KeyboardInterrupt" in errors
-    with pytest.raises(ProcessLookupError):
-        os.kill(worker, 0)
+    try:
+        _, errors = parent.communicate(timeout=20)
+        assert "KeyboardInterrupt" in errors
+        with pytest.raises(ProcessLookupError):
+            os.kill(worker, 0)
+    finally:  # a failure must not leave a process that burns a core under every later test
+        parent.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(worker, signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
