@@ -62,6 +62,8 @@ class Tokenizer:
                             f"the special tokens alone take {self.special_count}")
         self.backend.enable_truncation(max_seq_length)
         self.backend.no_padding()
+        if special_tokens not in ("parse", "escape"):
+            raise UserError(f"unknown special_tokens {special_tokens!r}; allowed: parse, escape")
         self.backend.encode_special_tokens = special_tokens == "escape"
 
     @classmethod

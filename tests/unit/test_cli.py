@@ -115,6 +115,7 @@ def test_encode_reads_standard_input_and_writes_lines(tiny_bundle: Path, monkeyp
     (["--threads", "0"], "1 or more"),
     (["--out", "vectors.xyz"], "npy, jsonl, parquet"),
     (["--batch-tokens", "0"], "1 or more"),
+    (["--special-tokens", "keep"], "parse, escape"),
 ])
 def test_encode_mistakes(options: list[str], expected: str, tiny_bundle: Path, tmp_path: Path,
                          monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
