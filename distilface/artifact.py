@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +20,8 @@ from distilface.tokenizer import write_json
 MANIFEST = "distilface.json"
 GOLDEN = "golden.json"
 FORMAT_VERSION = 1
+_MARKS = (MANIFEST, "report.json", f"bundle/{MANIFEST}")
+"""One of these files is in every folder that this package writes: checkpoint and bundle, report, demo."""
 
 Kind = Literal["float32", "float16", "int8-static", "int8-dynamic", "weight-only"]
 
@@ -200,16 +202,57 @@ def is_bundle(folder: str | Path) -> bool:
     return values is not None and values.get("kind") == "bundle"
 
 
-def check_output(out: str | Path, overwrite: bool) -> Path:
-    """Refuse an output path that holds something, before hours of work are spent on it."""
+def check_output(out: str | Path, overwrite: bool, sources: Iterable[str | Path | None] = ()) -> Path:
+    """Refuse an output folder that can't or must not be written, before hours of work are spent on it.
+
+    Args:
+        overwrite: replace ``out``, but only if it is empty or something this package wrote: a mistyped path must not
+            cost anybody their files.
+        sources: what the work reads; ``out`` may not be one of them, lie in one or hold one. Ids that are no paths
+            here are passed over.
+    """
     out = Path(out)
-    if out.is_file() and not overwrite:
-        raise UserError(f"output {str(out)!r} is an existing file; choose another or pass --overwrite")
-    if out.is_dir() and any(out.iterdir()) and not overwrite:
-        raise UserError(f"output folder {str(out)!r} exists and is not empty; choose another or pass --overwrite")
-    if not os.access(_existing_parent(out), os.W_OK):
-        raise UserError(f"output {str(out)!r} can't be written: no permission in {str(_existing_parent(out))!r}")
+    if out.is_file():
+        raise UserError(f"output {str(out)!r} is an existing file; name a folder")
+    if out.is_dir() and any(out.iterdir()):
+        if not overwrite:
+            raise UserError(f"output folder {str(out)!r} exists and is not empty; choose another or pass --overwrite")
+        if not any((out / mark).is_file() for mark in _MARKS):
+            raise UserError(f"output folder {str(out)!r} holds files that distilface did not write; --overwrite would "
+                            "delete them: choose another folder, or empty it yourself")
+    _check_apart(out, sources)
+    _check_writable(out)
     return out
+
+
+def check_output_file(out: str | Path, overwrite: bool, sources: Iterable[str | Path | None] = ()) -> Path:
+    """The same for an output file."""
+    out = Path(out)
+    if out.is_dir():
+        raise UserError(f"output {str(out)!r} is a folder; name a file in it")
+    if out.exists() and not overwrite:
+        raise UserError(f"output {str(out)!r} exists; choose another or pass --overwrite")
+    _check_apart(out, sources)
+    _check_writable(out)
+    return out
+
+
+def _check_apart(out: Path, sources: Iterable[str | Path | None]) -> None:
+    target = out.resolve()
+    for source in sources:
+        if source is None or not Path(source).exists():
+            continue
+        origin = Path(source).resolve()
+        if origin == target or origin in target.parents or target in origin.parents:
+            raise UserError(f"output {str(out)!r} and input {str(source)!r} overlap; choose another output")
+
+
+def _check_writable(out: Path) -> None:
+    parent = _existing_parent(out)
+    if not parent.is_dir():
+        raise UserError(f"output {str(out)!r} can't be written: {str(parent)!r} is a file, not a folder")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise UserError(f"output {str(out)!r} can't be written: no permission in {str(parent)!r}")
 
 
 @contextmanager
@@ -235,7 +278,7 @@ def atomic_directory(out: str | Path, overwrite: bool = False) -> Iterator[Path]
                 old.rename(out)
             raise
         if old is not None:
-            shutil.rmtree(old) if old.is_dir() else old.unlink()
+            shutil.rmtree(old)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from distilface.artifact import is_bundle
 from distilface.batching import batches_by_length
 from distilface.checkpoint import (
     CHECKPOINT_FILE,
@@ -115,6 +116,9 @@ class SentenceEncoder(nn.Module):
         """
         transformers = require("transformers", "train", "loading a checkpoint")
         folder = resolve_model(model, revision)
+        if is_bundle(folder):
+            raise UserError(f"{str(model)!r} is a bundle, which has no weights to train, shrink or export; pass the "
+                            "checkpoint it was made from")
         files = CheckpointFiles(folder)
         backbone = load_backbone(transformers, folder, attn_implementation)
         length = files.max_seq_length if max_seq_length is None else max_seq_length

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from distilface.artifact import atomic_file
+from distilface.artifact import atomic_file, check_output_file
 from distilface.errors import UserError, require
 from distilface.protocol import Vectors
 from distilface.runtime import BATCH_TOKENS, Encoder
@@ -26,7 +26,7 @@ Block = tuple[list[str], Vectors]
 
 def encode_to(encoder: Encoder, texts: Iterable[str], out: str | Path, format: str | None = None,
               overwrite: bool = False, batch_tokens: int = BATCH_TOKENS,
-              progress: Callable[[int], None] | None = None) -> int:
+              progress: Callable[[int], None] | None = None, source: str | Path | None = None) -> int:
     """Encode ``texts`` into ``out`` and return how many there were; the file appears when it is complete.
 
     Args:
@@ -34,6 +34,7 @@ def encode_to(encoder: Encoder, texts: Iterable[str], out: str | Path, format: s
         format: ``npy`` (float32 ``[n, dim]``), ``jsonl`` (``{"text": ..., "vector": [...]}``) or ``parquet`` (columns
             ``text`` and ``vector``); by default what the suffix says.
         progress: called with the number of texts done.
+        source: where the texts come from, if from a file: it is never the output.
 
     Raises:
         UserError: an unknown format, or a file that exists without ``overwrite``.
@@ -57,11 +58,7 @@ def encode_to(encoder: Encoder, texts: Iterable[str], out: str | Path, format: s
             sys.stdout.write(line)
         sys.stdout.flush()
         return count
-    path = Path(out)
-    if path.is_dir():
-        raise UserError(f"output {str(out)!r} is a folder; name a file ending in .npy, .jsonl or .parquet")
-    if path.exists() and not overwrite:
-        raise UserError(f"output {str(out)!r} exists; choose another or pass --overwrite")
+    path = check_output_file(out, overwrite, [source])
     with atomic_file(path) as temporary:
         writer(blocks(), temporary, encoder.dim)
     return count

@@ -169,7 +169,7 @@ def export(model: str | Path, out: str | Path, pooling: str | None = None, max_s
         GateError: when the graph and torch differ (minimum cosine below 0.99999), naming batch and length.
     """
     say = progress or (lambda step: None)
-    out = check_output(out, overwrite)
+    out = check_output(out, overwrite, [model])
     say("loading the checkpoint")
     encoder = SentenceEncoder.load(model, pooling, max_seq_length, attn_implementation="eager",
                                    truncate_dim=truncate_dim)

@@ -42,19 +42,27 @@ def run(arguments: Sequence[str]) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
     logging.getLogger("distilface").setLevel(logging.INFO)
     try:
-        code = app(args=list(arguments), prog_name="distilface", standalone_mode=False)
+        # Not app(...): its wrapper turns an interrupt and a closed pipe into exits of its own.
+        command = typer.main.get_command(app)
+        with command.make_context("distilface", list(arguments)) as context:
+            command.invoke(context)
+    except typer.Exit as done:
+        return int(done.exit_code)
     except DistilfaceError as error:
         return _fail(str(error), error.exit_code)
     except _ClickException as error:
-        context = getattr(error, "ctx", None)
-        where = f" (see: {context.command_path} --help)" if context is not None else ""
+        place = getattr(error, "ctx", None)
+        where = f" (see: {place.command_path} --help)" if place is not None else ""
         return _fail(f"{error.format_message()}{where}", 2)  # type: ignore[attr-defined]
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", 130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone; nothing more to say
         return 0
-    return int(code or 0)
+    except OSError as error:  # a full disk, a folder that vanished: what no check beforehand can rule out
+        where = f" ({error.filename})" if error.filename else ""
+        return _fail(f"{error.strerror or error}{where}", 2)
+    return 0
 
 
 def _fail(message: str, code: int) -> int:

@@ -154,6 +154,8 @@ def quantize(
     from distilface.quantization import MAX_READ_TEXTS
     from distilface.quantization import quantize as run
 
+    if column is not None and calibration is None:
+        raise UserError("--column names a column of the calibration file; give --calibration FILE too")
     texts = list(islice(iter_texts(calibration, column), MAX_READ_TEXTS)) if calibration is not None else None
     labelled = load_scored(dev) if dev is not None else None
     with progress() as report:

@@ -32,14 +32,14 @@ def evaluate(
 
     Spearman and Pearson of each set, and the averages avg7 and avg5 (STS12-15 and STS-B).
     """
-    from distilface.artifact import atomic_file
+    from distilface.artifact import atomic_file, check_output_file
     from distilface.evaluation import STS_SETS, alignment_uniformity, evaluate_sts, load_sts_benchmark
     from distilface.loading import load_any
     from distilface.tokenizer import write_json
 
-    if json_file is not None and json_file.exists() and not overwrite:
-        raise UserError(f"output {str(json_file)!r} exists; choose another or pass --overwrite")
-    names = [name.strip() for name in sets.split(",")] if sets else list(STS_SETS)
+    if json_file is not None:
+        check_output_file(json_file, overwrite, [model])
+    names = list(STS_SETS) if sets is None else [name.strip() for name in sets.split(",")]
     with progress() as report:
         report("loading")
         encoder = load_any(model, variant, pooling, max_seq_length)
@@ -105,10 +105,11 @@ def bench(
     from distilface.report import enforce, parse_rule, ship, write_report
     from distilface.report.tables import summary_table
 
-    check_output(out, overwrite)
     rules = fail_on or []
     for rule in rules:
-        parse_rule(rule)
+        if parse_rule(rule).metric.name in ("drop", "spearman") and sts is None:
+            raise UserError(f"--fail-on {rule!r} needs judged pairs; give --sts FOLDER (or --sts smarthome)")
+    check_output(out, overwrite, [*models, texts, sts])
     old = BenchReport.from_json(_read(compare), str(compare)) if compare is not None else None
     overrides: dict[str, Any] = {"target": target, "sts": sts, "texts": texts, "threads": threads}
     if quick:
@@ -166,6 +167,6 @@ def encode(
     encoder = Encoder.load(bundle, variant, threads, provider, special_tokens)  # type: ignore[arg-type]
     with progress() as report:
         count = encode_to(encoder, iter_texts(source, column), out, format, overwrite, batch_tokens,
-                          lambda done: report("encoding", done, done))
+                          lambda done: report("encoding", done, done), source)
     if out != "-":
         console.print(f"{out}: {count} vectors of {encoder.dim} dimensions")

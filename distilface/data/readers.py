@@ -119,8 +119,12 @@ def iter_texts(path: str | Path, column: str | None = None, *, format: Format | 
     """
     columns = None if column is None else (column,)
     table = open_table(DataSource(path=str(path), columns=columns, format=format, header=header), 1)
+    missing = 0
     for number, (cell,) in table.rows:
+        missing += cell is None
         yield _text(table, number, cell)
+    if missing:
+        logger.warning("%s: %d row(s) hold no text (null) and were read as the empty text", table.name, missing)
 
 
 class _Dropped:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import random
 import shutil
 import tempfile
@@ -87,15 +88,17 @@ def quantize(bundle: str | Path, mode: Mode = "dynamic", calibration: Sequence[s
     require("onnx", "export", "quantizing a graph")
     require("scipy", "export", "the quantization gate")
     opened, name = Bundle.open(bundle), f"int8-{mode}"
-    _check_arguments(opened, name, mode, calibration, out, overwrite, target_isa)
-    destination = check_output(out, overwrite) if out is not None else None
+    _check_arguments(opened, name, mode, calibration, out, overwrite, target_isa, max_drop, min_cosine)
+    destination = check_output(out, overwrite, [opened.folder]) if out is not None else None
+    if destination is None and not os.access(opened.folder / "onnx", os.W_OK):
+        raise UserError(f"bundle {str(opened.folder)!r} can't be written: no permission; pass --out FOLDER")
     say = progress or (lambda step, done, total: None)
 
     tokenizer = Tokenizer.load(opened.folder, opened.manifest.max_seq_length)
     fitting, held_out = _split(calibration, mode, calibration_texts)
     graph = opened.graph("fp32")
     opened.check_file(VARIANT_FILES["fp32"])
-    with tempfile.TemporaryDirectory(prefix=".quantize-", dir=opened.folder.parent) as work:
+    with tempfile.TemporaryDirectory(prefix="distilface-quantize-") as work:
         scratch = Path(work) / "model.onnx"
         recipe, hint = _write_graph(graph, scratch, mode, tokenizer, fitting, ISA_LIMITS[target_isa], say)
         say("checking against fp32", 0, 1)
@@ -115,11 +118,16 @@ def quantize(bundle: str | Path, mode: Mode = "dynamic", calibration: Sequence[s
 
 
 def _check_arguments(bundle: Bundle, name: str, mode: str, calibration: Sequence[str] | None,
-                     out: str | Path | None, overwrite: bool, target_isa: str) -> None:
+                     out: str | Path | None, overwrite: bool, target_isa: str, max_drop: float | None,
+                     min_cosine: float) -> None:
     if mode not in MODES:
         raise UserError(f"unknown mode {mode!r}; allowed: {', '.join(MODES)}")
     if target_isa not in ISA_LIMITS:
         raise UserError(f"unknown target ISA {target_isa!r}; allowed: {', '.join(ISA_LIMITS)}")
+    if max_drop is not None and not max_drop >= 0:
+        raise UserError(f"max_drop is {max_drop}; allowed: 0 or more, in Spearman points")
+    if not -1 <= min_cosine <= 1:
+        raise UserError(f"min_cosine is {min_cosine}; allowed: -1 to 1")
     if mode == "static" and calibration is None:
         raise UserError("static INT8 needs sentences to calibrate on: --calibration FILE (some 500 of the kind the "
                         "model will see), or use --mode dynamic")

@@ -91,7 +91,7 @@ def shrink(model: str | Path, out: str | Path, *, keep_layers: Sequence[int] | N
         GateError: when a step that must keep vectors changed them, or the result differs when loaded again.
     """
     say = progress or (lambda step: None)
-    out = check_output(out, overwrite)
+    out = check_output(out, overwrite, [model, vocabulary, calibration, check_texts])
     wants_layers = any(item is not None for item in (keep_layers, layers, ranking))
     _check_request(wants_layers, ffn, calibration, heads, vocabulary, coverage, check_texts, to_distilbert)
     say("loading the checkpoint")

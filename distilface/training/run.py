@@ -34,7 +34,7 @@ from distilface.training.objective import ContrastiveObjective, Objective
 from distilface.training.precision import resolve_precision
 from distilface.training.progress import ProgressBar, TensorBoard
 from distilface.training.resume import RUN_FILE, check_same_run, enter
-from distilface.training.trainer import ContrastiveTrainer
+from distilface.training.trainer import ContrastiveTrainer, find_checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +134,8 @@ def load_encoder(model: ModelConfig) -> SentenceEncoder:
 
 def fit(config: RunConfig, task: Task, out: Path, resume: bool, overwrite: bool, progress: bool) -> TrainResult:
     """Run ``task``; see `train` for the arguments and errors."""
-    out = check_output(out, overwrite)
+    sources = [getattr(config, task.section).name, *(source.path for source in config.data)]
+    out = check_output(out, overwrite, sources)
     work = out.with_name(f"{out.name}.work")
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     checkpoint = enter(work, processes, resume, overwrite)
@@ -227,8 +228,11 @@ def _run(trainer: ContrastiveTrainer, out: Path, work: Path, loop: LoopConfig, c
         with _quiet():
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     except KeyboardInterrupt:
-        logger.warning("interrupted at step %d; the work so far is in %s: --resume goes on from its newest checkpoint",
-                       trainer.state.global_step, work)
+        try:
+            kept = f"--resume goes on from {find_checkpoint(work, trainer.args.world_size)}"
+        except UserError:
+            kept = "no checkpoint was complete yet, so there is nothing to resume"
+        logger.warning("interrupted at step %d: %s", trainer.state.global_step, kept)
         raise
     finally:
         if bar is not None:

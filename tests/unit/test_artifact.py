@@ -18,6 +18,7 @@ from distilface.artifact import (
     atomic_directory,
     atomic_file,
     check_output,
+    check_output_file,
     is_bundle,
     write_golden,
     write_manifest,
@@ -71,16 +72,16 @@ def test_nothing_is_left_when_it_ends_badly(tmp_path: Path, error: type[BaseExce
 def test_the_old_folder_survives_a_bad_end(tmp_path: Path, error: type[BaseException]) -> None:
     out = tmp_path / "out"
     out.mkdir()
-    (out / "old").write_text("old", encoding="utf-8")
+    (out / "distilface.json").write_text("old", encoding="utf-8")
     with pytest.raises(error), atomic_directory(out, overwrite=True):
         raise error
-    assert [item.name for item in tmp_path.rglob("*")] == ["out", "old"]
+    assert [item.name for item in tmp_path.rglob("*")] == ["out", "distilface.json"]
 
 
 def test_the_old_folder_survives_a_failed_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
     out.mkdir()
-    (out / "old").write_text("old", encoding="utf-8")
+    (out / "distilface.json").write_text("old", encoding="utf-8")
     rename = Path.rename
 
     def refuse(self: Path, target: Path) -> Path:
@@ -91,15 +92,15 @@ def test_the_old_folder_survives_a_failed_rename(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(Path, "rename", refuse)
     with pytest.raises(PermissionError), atomic_directory(out, overwrite=True):
         pass
-    assert [item.name for item in tmp_path.rglob("*")] == ["out", "old"]
+    assert [item.name for item in tmp_path.rglob("*")] == ["out", "distilface.json"]
 
 
 def test_overwrite_replaces_the_whole_folder(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
-    (out / "old").write_text("old", encoding="utf-8")
+    (out / "distilface.json").write_text("old", encoding="utf-8")
     with atomic_directory(out, overwrite=True) as folder:
-        assert (out / "old").exists()  # until the very end
+        assert (out / "distilface.json").exists()  # until the very end
         (folder / "new").write_text("new", encoding="utf-8")
     assert [item.name for item in tmp_path.rglob("*")] == ["out", "new"]
 
@@ -109,16 +110,6 @@ def test_a_folder_that_holds_something_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"not empty.*--overwrite"), atomic_directory(tmp_path):
         pytest.fail("the block must not run")
     assert [item.name for item in tmp_path.iterdir()] == ["file"]
-
-
-def test_a_file_in_the_way_is_refused_or_replaced(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    out.write_text("1", encoding="utf-8")
-    with pytest.raises(UserError, match="existing file"):
-        check_output(out, overwrite=False)
-    with atomic_directory(out, overwrite=True):
-        pass
-    assert out.is_dir() and len(list(tmp_path.iterdir())) == 1
 
 
 def test_an_empty_folder_is_no_obstacle(tmp_path: Path) -> None:
@@ -246,3 +237,42 @@ def test_files_written_for_the_owner_alone_become_readable(tmp_path: Path) -> No
         (folder / "weights").write_bytes(b"1")
         (folder / "weights").chmod(0o600)
     assert (tmp_path / "out" / "weights").stat().st_mode & 0o777 == 0o644
+
+
+def test_overwrite_never_deletes_what_this_package_did_not_write(tmp_path: Path) -> None:
+    precious = tmp_path / "precious" / "sub" / "thesis.txt"
+    precious.parent.mkdir(parents=True)
+    precious.write_text("years of work", encoding="utf-8")
+    with pytest.raises(UserError, match="did not write"), atomic_directory(tmp_path / "precious", overwrite=True):
+        pass
+    assert precious.read_text(encoding="utf-8") == "years of work"
+    assert [path.name for path in tmp_path.iterdir()] == ["precious"]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_file_is_never_replaced_by_a_folder(tmp_path: Path, overwrite: bool) -> None:
+    (tmp_path / "file").write_text("mine", encoding="utf-8")
+    with pytest.raises(UserError, match="name a folder"):
+        check_output(tmp_path / "file", overwrite)
+    with pytest.raises(UserError, match="is a file, not a folder"):
+        check_output(tmp_path / "file" / "out", overwrite)
+    with pytest.raises(UserError, match="is a file, not a folder"):
+        check_output_file(tmp_path / "file" / "out.npy", overwrite)
+
+
+@pytest.mark.parametrize("out", ["model", "model/inside", "."])
+def test_an_output_that_overlaps_its_input_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                      out: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    for folder in (tmp_path, tmp_path / "model"):
+        (folder / "distilface.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(UserError, match="overlap"):
+        check_output(out, True, ["no/such-id", None, "model"])
+
+
+def test_an_output_file_is_not_its_input(tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_text("a", encoding="utf-8")
+    with pytest.raises(UserError, match="overlap"):
+        check_output_file(tmp_path / "texts.txt", True, [tmp_path / "texts.txt"])
+    assert check_output_file(tmp_path / "vectors.npy", False, [tmp_path / "texts.txt"]) == tmp_path / "vectors.npy"

@@ -143,3 +143,52 @@ def test_quantize_of_a_variant_that_exists_is_refused(bundle_copy: Path, capsys:
     code, _, err = outcome(["quantize", str(bundle_copy), "--int8", "--mode", "dynamic"], capsys)
     assert code == 2
     assert "already has int8-dynamic" in err
+
+
+def test_an_interrupt_is_one_line_and_130(monkeypatch: pytest.MonkeyPatch, tiny_bundle: Path,
+                                          capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("distilface.verification.verify", interrupted)
+    code, _, err = outcome(["verify", str(tiny_bundle)], capsys)
+    assert code == 130
+    assert err.splitlines()[-1] == "distilface: error: interrupted"
+
+
+@pytest.mark.parametrize("arguments", [
+    ["quantize", "B", "--int8", "--max-drop", "-1"], ["quantize", "B", "--int8", "--min-cosine", "2"],
+    ["quantize", "B", "--int8", "--column", "text"], ["quantize", "B", "--int8", "--out", "B/sub"],
+    ["bench", "B", "--fail-on", "drop>0.3"], ["evaluate", "B", "--data", ".", "--sets", ""],
+    ["export", "B", "--out", "o"],
+    ["encode", "B", "in.txt", "--out", "in.txt", "--format", "npy", "--overwrite"],
+    ["encode", "B", "in.txt", "--out", "in.txt/v.npy"], ["evaluate", "B", "--data", ".", "--json", "in.txt/s.json"],
+    ["quantize", "B", "--int8", "--out", "in.txt/q"], ["bench", "B", "--out", "in.txt/r"],
+], ids=lambda value: " ".join(value))
+def test_impossible_arguments_and_places(arguments: list[str], bundle_copy: Path, tmp_path: Path,
+                                         monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in.txt").write_text("a\n", encoding="utf-8")
+    before = sorted(path.name for path in tmp_path.rglob("*"))
+    words = [str(bundle_copy) + word[1:] if word in ("B", "B/sub") else word for word in arguments]
+    code, _, err = outcome(words, capsys)
+    assert code == 2
+    assert "Traceback" not in err
+    assert (tmp_path / "in.txt").read_text(encoding="utf-8") == "a\n"
+    assert sorted(path.name for path in tmp_path.rglob("*")) == before
+
+
+def test_a_reader_that_goes_away_is_no_failure(tiny_bundle: Path, tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    (tmp_path / "in.txt").write_text("turn on the light\n" * 9000, encoding="utf-8")
+    command = [sys.executable, "-m", "distilface", "encode", str(tiny_bundle), str(tmp_path / "in.txt")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline().startswith('{"text"')
+        process.stdout.close()
+        errors = process.stderr.read()
+    assert process.returncode == 0, errors
+    assert "Traceback" not in errors

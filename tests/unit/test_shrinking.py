@@ -303,9 +303,12 @@ def test_an_output_that_exists_is_kept_without_overwrite(distilbert: Path, tmp_p
     _write(tmp_path / "note.txt", "mine")
     with pytest.raises(UserError, match="not empty"):
         shrink(distilbert, tmp_path, layers=1)
+    with pytest.raises(UserError, match="did not write"):  # --overwrite is for our own outputs
+        shrink(distilbert, tmp_path, layers=1, overwrite=True)
     assert (tmp_path / "note.txt").read_text() == "mine"
-    shrink(distilbert, tmp_path, layers=1, overwrite=True)
-    assert not (tmp_path / "note.txt").exists() and SentenceEncoder.load(tmp_path).num_layers == 1
+    shrink(distilbert, tmp_path / "out", layers=2)
+    shrink(distilbert, tmp_path / "out", layers=1, overwrite=True)
+    assert SentenceEncoder.load(tmp_path / "out").num_layers == 1
 
 
 def test_the_command(bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
