@@ -1,4 +1,4 @@
-"""What every recipe needs: where the measuring data lies, and how a result is written."""
+"""What every recipe needs: where the measuring data lies, and how a model is scored and a result written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from typing import Any
 
 from distilface.artifact import atomic_file
 from distilface.errors import UserError
+from distilface.evaluation import evaluate_sts
 from distilface.machine import machine_facts
+from distilface.protocol import SentenceVectors
 from distilface.tokenizer import write_json
 
 RESULTS = Path(__file__).parent / "results"
@@ -23,6 +25,12 @@ def folder(path: str, what: str) -> Path:
     if not found.is_dir():
         raise UserError(f"{what} {path!r} does not exist; see benchmarks/README.md for what it must hold")
     return found
+
+
+def scores(encoder: SentenceVectors, data: Path) -> dict[str, Any]:
+    """Spearman in points of each set, and the averages."""
+    found = evaluate_sts(encoder, data / "senteval")
+    return {**{item.name: round(item.spearman, 3) for item in found.sets}, "avg7": found.avg7, "avg5": found.avg5}
 
 
 def write_result(name: str, values: dict[str, Any]) -> Path:

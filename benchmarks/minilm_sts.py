@@ -1,4 +1,4 @@
-"""all-MiniLM-L6-v2 on the seven STS sets: the torch checkpoint, the exported float32 graph, and both INT8 graphs.
+"""all-MiniLM-L6-v2 on the seven STS sets: the torch checkpoint, the exported float32 graph, and every smaller variant.
 
     python -m benchmarks.minilm_sts --data ../shared/data
 
@@ -14,15 +14,24 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import folder, write_result
+from benchmarks.common import folder, scores, write_result
 from distilface.data import iter_texts
-from distilface.evaluation import STS_SETS, evaluate_sts, load_sts
+from distilface.evaluation import STS_SETS, load_sts
 from distilface.exporter import export
 from distilface.loading import MINILM, load_any
-from distilface.parity import cosines
-from distilface.protocol import SentenceVectors, Vectors
+from distilface.parity import batch_dependence, cosines
+from distilface.protocol import Vectors
 from distilface.quantization import quantize
+from distilface.quantization.recipe import Mode
 from distilface.runtime import Encoder
+
+VARIANTS: tuple[tuple[str, Mode, bool, dict[str, Any]], ...] = (
+    ("int8-static", "static", True, {}), ("int8-static, 4-bit table", "static", True, {"embeddings": "int4"}),
+    ("int8-token", "token", True, {}), ("int8-token, 4-bit table", "token", True, {"embeddings": "int4"}),
+    ("int8-dynamic", "dynamic", True, {}), ("w8", "w8", True, {}), ("w4, no text", "w4", False, {}),
+    ("w4", "w4", True, {}), ("fp16", "fp16", True, {}),
+)
+"""Name of the row, mode, whether sentences are given, and the other options of `quantize`."""
 
 
 def main() -> None:
@@ -35,18 +44,23 @@ def main() -> None:
         bundle = Path(work) / "minilm"
         export(MINILM, bundle)
         texts = list(islice(iter_texts(data / "sentences.txt.gz"), 1000))
-        quantize(bundle, "dynamic", texts)
-        quantize(bundle, "static", texts)
-        vectors: dict[str, Vectors] = {}
-        for variant in ("fp32", "int8-static", "int8-dynamic"):
-            encoder = Encoder.load(bundle, variant)
-            vectors[variant] = encoder.encode(sentences)
-            near = cosines(vectors[variant], vectors["fp32"])
-            rows[variant] = scores(Known(sentences, vectors[variant]), data) | {
-                "megabytes": encoder.graph.stat().st_size / 1e6, "minimum_cosine": float(near.min()),
-                "mean_cosine": float(near.mean()), "sentences": len(near)}
-            print(variant, rows[variant]["avg7"], flush=True)
+        exact = Encoder.load(bundle).encode(sentences)
+        rows["fp32"] = measured(bundle, "fp32", sentences, exact, data)
+        for name, mode, calibrated, options in VARIANTS:
+            made = quantize(bundle, mode, texts if calibrated else None, Path(work) / "made", overwrite=True, **options)
+            rows[name] = measured(made.bundle.folder, made.name, sentences, exact, data)
+            print(name, rows[name]["avg7"], flush=True)
     print(write_result("minilm_sts", {"model": MINILM, "rows": rows}))
+
+
+def measured(bundle: Path, variant: str, sentences: Sequence[str], exact: Vectors, data: Path) -> dict[str, Any]:
+    """Quality of one variant, its size, and how far its vectors are from fp32's and from their own in company."""
+    encoder = Encoder.load(bundle, variant)
+    vectors = encoder.encode(sentences)
+    near = cosines(vectors, exact)
+    return scores(Known(sentences, vectors), data) | {
+        "megabytes": encoder.graph.stat().st_size / 1e6, "minimum_cosine": float(near.min()),
+        "mean_cosine": float(near.mean()), "sentences": len(near), "batch_dependence": batch_dependence(encoder)}
 
 
 class Known:
@@ -58,12 +72,6 @@ class Known:
 
     def encode(self, texts: Sequence[str]) -> Vectors:
         return self.vectors[[self.rows[text] for text in texts]]
-
-
-def scores(encoder: SentenceVectors, data: Path) -> dict[str, Any]:
-    """Spearman in points of each set, and the averages."""
-    found = evaluate_sts(encoder, data / "senteval")
-    return {**{item.name: round(item.spearman, 3) for item in found.sets}, "avg7": found.avg7, "avg5": found.avg5}
 
 
 def distinct_sentences(senteval: Path) -> list[str]:

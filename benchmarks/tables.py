@@ -19,23 +19,70 @@ _BLOCK = re.compile(r"(<!-- table:(?P<name>\w+) -->\n).*?(<!-- /table -->)", re.
 def minilm_sts() -> str:
     """all-MiniLM-L6-v2: size, quality and distance of every variant."""
     result = read_result("minilm_sts")
-    lines = [_row(["all-MiniLM-L6-v2", "size, MB", *_SETS, "avg7", "cosine to fp32, least"]), _rule(11)]
+    company = any("batch_dependence" in row for row in result["rows"].values())
+    columns = ["all-MiniLM-L6-v2", "size, MB", *_SETS, "avg7", "cosine to fp32, least",
+               *(["alone and in company"] if company else [])]
+    lines = [_row(columns), _rule(len(columns))]
     for name, row in result["rows"].items():
         size = f"{row['megabytes']:.1f}" if "megabytes" in row else "-"
         near = f"{row['minimum_cosine']:.4f}" if "minimum_cosine" in row and name != "fp32" else "-"
-        lines.append(_row([name, size, *(f"{row[item]:.2f}" for item in _SETS), f"{row['avg7']:.2f}", near]))
+        beside = [f"{row['batch_dependence']:.6f}" if "batch_dependence" in row else "-"] if company else []
+        lines.append(_row([name, size, *(f"{row[item]:.2f}" for item in _SETS), f"{row['avg7']:.2f}", near, *beside]))
     return _with_command(lines, result)
 
 
 def training() -> str:
     """The masked language model before and after each training run."""
-    lines = [_row(["run", "steps", "minutes", "avg7 before", "avg7 after", "made by"]), _rule(6)]
+    lines = [_row(["run", "steps", "minutes", "avg7", "recall@1", "recall@10", "made by"]), _rule(7)]
     for run in ("unsup", "sup"):
         result = read_result(f"train_{run}")
         lines.append(_row([run, str(result["steps"]), f"{result['minutes']:.0f}",
-                           f"{result['before_untrained_mean_last']['avg7']:.2f}", f"{result['after']['avg7']:.2f}",
+                           *(_lifted(result, name) for name in ("avg7", "recall@1", "recall@10")),
                            f"`{result['command']}`"]))
     return "\n".join(lines)
+
+
+def _lifted(result: dict[str, Any], name: str) -> str:
+    before, after = result["before_untrained_mean_last"], result["after"]
+    return f"{before[name]:.2f} -> **{after[name]:.2f}**" if name in after else "-"
+
+
+def distillation() -> str:
+    """What distillation reaches: start, student and teacher of every run that was made."""
+    lines = [_row(["run", "layers", "parameters", "avg7", "recall@1", "recall@10", "steps", "minutes"]), _rule(8)]
+    commands = []
+    for run in ("layers3", "layers2", "layers1", "mlm", "mpnet"):
+        if not (RESULTS / f"distill_{run}.json").is_file():
+            continue
+        result = read_result(f"distill_{run}")
+        commands.append(f"`{result['command']}`")
+        lines.append(_row([
+            run, str(result["layers"]), f"{result['parameters'] / 1e6:.1f} M",
+            *(_reached(result["scores"], name) for name in ("avg7", "recall@1", "recall@10")), str(result["steps"]),
+            f"{result['minutes']:.0f}"]))
+    if not commands:
+        return "\n".join(lines)
+    return "\n".join(lines) + "\n\nEach cell: start -> **student** (teacher). Made by " + ", ".join(commands) + "."
+
+
+def _reached(scores: dict[str, Any], name: str) -> str:
+    teacher = f" ({scores['teacher'][name]:.2f})" if "teacher" in scores else ""
+    return f"{scores['start'][name]:.2f} -> **{scores['student'][name]:.2f}**{teacher}"
+
+
+def training_speed() -> str:
+    """Sentences a second and quality of both trainers after equal steps."""
+    result = read_result("training_speed")
+    lines = [_row(["trainer", "precision", "sentences/s", "to the peer", "to its fp32", "STS-B dev after equal steps"]),
+             _rule(6)]
+    lines += [_row([row["side"], row["precision"], f"{row['sentences_per_second']:.1f}", f"**{row['to_peer']:.2f}x**",
+                    f"{row['to_peer_fp32']:.2f}x", f"{row['dev_before']:.2f} -> {row['dev_after']:.2f}"])
+              for row in result["rows"]]
+    machine = result["machine"]
+    return _with_command(lines, result) + (
+        f"\n\n{machine['cpu']}, {machine['cores_usable']} cores, {', '.join(machine['instruction_sets'])}; torch "
+        f"{machine['libraries']['torch']}, sentence-transformers {machine['libraries']['sentence-transformers']}; "
+        f"{result['steps']} steps, medians of {result['rounds']}.")
 
 
 def speed() -> str:
@@ -57,7 +104,56 @@ def speed() -> str:
     return _with_command(lines, result) + f"\n\n{facts}"
 
 
-TABLES: dict[str, Callable[[], str]] = {"minilm_sts": minilm_sts, "training": training, "speed": speed}
+def probes() -> str:
+    """Whether the layers that a probe ranks first are those to keep; nothing before it was measured."""
+    if not (RESULTS / "probe_ranking.json").is_file():
+        return ""
+    result = read_result("probe_ranking")
+    found = {(row["ranking"], row["layers"]): row for row in result["rows"]}
+    even = found[None, "evenly spaced"]
+    kept = result["kept"]
+    lines = [f"Which {kept} layers of the same model to keep: STS-B dev after fine-tuning them alike "
+             f"({result['recipe']['train']['max_steps']} steps, {len(even['scores'])} seeds, mean and 95 % interval); "
+             f"evenly spaced, {_layers(even)}, reach {_spread(even)}.", "",
+             _row(["ranked by", f"best {kept}", f"worst {kept}", "best - evenly spaced", "best - worst"]), _rule(5)]
+    for answer in result["answers"]:
+        name = answer["ranking"]
+        best, worst = found[name, "best"], found[name, "worst"]
+        lines.append(_row([name, f"{_layers(best)}: {_spread(best)}", f"{_layers(worst)}: {_spread(worst)}",
+                           _spread(answer["best_minus_even"], "+"), _spread(answer["best_minus_worst"], "+")]))
+    return _with_command(lines, result)
+
+
+def _layers(row: dict[str, Any]) -> str:
+    return ", ".join(map(str, row["kept_layers"]))
+
+
+def _spread(row: dict[str, Any], sign: str = "") -> str:
+    span = "" if row["low"] is None else f" ({row['low']:{sign}.2f} to {row['high']:{sign}.2f})"
+    return f"{row['mean']:{sign}.2f}{span}"
+
+
+def consumers() -> str:
+    """Every consumer and variant: worst cosine to the golden vectors."""
+    if not (RESULTS / "consumers.json").is_file():
+        return ""
+    result = read_result("consumers")
+    variants = list(result["floors"])
+    lines = [_row(["consumer", "version", *variants]), _rule(2 + len(variants))]
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    for row in result["rows"]:
+        cell = f"{row['cosine']:.7f}"[:9] if row["status"] == "ok" else row["status"]
+        variant = "fp32" if row.get("variant") == "checkpoint" else row.get("variant", "fp32")
+        found.setdefault((row["consumer"], row.get("version", "")), {})[variant] = cell
+    lines += [_row([consumer, version, *(cells.get(variant, "-") for variant in variants)])
+              for (consumer, version), cells in found.items()]
+    lines.append(_row(["floor", "", *(f"{result['floors'][variant]}" for variant in variants)]))
+    return _with_command(lines, result)
+
+
+TABLES: dict[str, Callable[[], str]] = {"consumers": consumers, "minilm_sts": minilm_sts, "training": training,
+                                        "distillation": distillation, "probes": probes,
+                                        "speed": speed, "training_speed": training_speed}
 
 
 def filled(text: str) -> str:

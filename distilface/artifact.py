@@ -20,16 +20,20 @@ from distilface.tokenizer import write_json
 MANIFEST = "distilface.json"
 GOLDEN = "golden.json"
 FORMAT_VERSION = 1
-_MARKS = (MANIFEST, "report.json", f"bundle/{MANIFEST}")
-"""One of these files is in every folder that this package writes: checkpoint and bundle, report, demo."""
+_MARKS = (MANIFEST, "report.json", f"bundle/{MANIFEST}", "probe.json")
+"""One of these files is in every folder that this package writes: checkpoint and bundle, report, demo, probe."""
 
-Kind = Literal["float32", "float16", "int8-static", "int8-dynamic", "weight-only"]
+Kind = Literal["float32", "float16", "int8-static", "int8-token", "int8-dynamic", "weight-only"]
 
-# File names follow what transformers.js asks for by dtype: fp32, int8, q8.
+# File names follow what transformers.js asks for by dtype: fp32, fp16, int8, q8, uint8, q4.
 VARIANT_FILES = {
     "fp32": "onnx/model.onnx",
+    "fp16": "onnx/model_fp16.onnx",
     "int8-static": "onnx/model_int8.onnx",
+    "int8-token": "onnx/model_int8_token.onnx",
     "int8-dynamic": "onnx/model_quantized.onnx",
+    "w8": "onnx/model_uint8.onnx",
+    "w4": "onnx/model_q4.onnx",
 }
 
 
@@ -55,6 +59,8 @@ class Variant(_Record):
         integer_matmuls: MatMuls whose product is computed on integers; ``float_matmuls``: the others with a constant
             weight; ``weight_only_matmuls``: stored small, multiplied in float.
         needs_custom_ops: the graph uses ``com.microsoft`` operators, so only ONNX Runtime and its kin run it.
+        needs_onnxruntime: the first version that has all its operators (``"1.22"``), or empty when standard ones do.
+        largest_integer_weight: largest magnitude of an INT8 weight in an integer product; see `isa`.
     """
 
     file: str
@@ -67,10 +73,36 @@ class Variant(_Record):
     batch_invariant: bool
     batch_dependence: float
     needs_custom_ops: bool
+    needs_onnxruntime: str = ""
+    largest_integer_weight: int = 0
     opset: int
     ir_version: int
     recipe: dict[str, Any] = Field(default_factory=dict)
     notes: list[str] = Field(default_factory=list)
+
+
+class Form(_Record):
+    """Another file that gives the vectors of a variant.
+
+    Attributes:
+        kind: ``text`` takes strings, the tokenizer being in the graph; ``ort`` is ONNX Runtime's own format.
+        needs: what has to run it, in words.
+        required_operators: for ``ort``, the file that lists the operators of a minimal build.
+        differences: for ``text``, for which texts the ids are not those of tokenizer.json.
+    """
+
+    kind: Literal["text", "ort"]
+    variant: str
+    file: str
+    size: int
+    needs: str
+    required_operators: str | None = None
+    differences: list[str] = Field(default_factory=list)
+
+    @property
+    def files(self) -> list[str]:
+        """The files that belong to it."""
+        return [self.file, *([self.required_operators] if self.required_operators else [])]
 
 
 class Manifest(_Record):
@@ -90,8 +122,11 @@ class Manifest(_Record):
     hidden_size: int
     versions: dict[str, str] = Field(default_factory=dict)
     variants: dict[str, Variant] = Field(default_factory=dict)
+    forms: list[Form] = Field(default_factory=list)
     files: dict[str, FileRecord] = Field(default_factory=dict)
     scores: dict[str, dict[str, float]] = Field(default_factory=dict)
+    origin: str | None = None
+    """``OWNER/NAME@COMMIT`` of a bundle that was pulled from the Hub."""
 
 
 class GoldenText(_Record):
@@ -121,7 +156,8 @@ class Bundle:
             raise UserError(f"bundle {str(folder)!r} does not exist; make one: distilface export MODEL --out FOLDER")
         values = _manifest_values(folder)
         if values is None or values.get("kind") != "bundle":
-            what = "is a checkpoint, not a bundle" if values else f"has no {MANIFEST}, so it is no bundle"
+            kind = "a checkpoint" if not values or values.get("kind") != "vectors" else "a folder of vectors"
+            what = f"is {kind}, not a bundle" if values else f"has no {MANIFEST}, so it is no bundle"
             raise UserError(f"{str(folder)!r} {what}; make one with: distilface export MODEL --out FOLDER")
         version = values.get("format_version")
         if not isinstance(version, int) or version > FORMAT_VERSION:
@@ -140,8 +176,8 @@ class Bundle:
         return list(self.manifest.variants)
 
     def resolve_variant(self, name: str) -> str:
-        """A variant's full name; ``int8`` means the static INT8 graph when there is one, else the dynamic one."""
-        candidates = ("int8-static", "int8-dynamic") if name == "int8" else (name,)
+        """A variant's full name; ``int8`` means the static INT8 graph, else that by token, else the dynamic one."""
+        candidates = ("int8-static", "int8-token", "int8-dynamic") if name == "int8" else (name,)
         for candidate in candidates:
             if candidate in self.manifest.variants:
                 return candidate

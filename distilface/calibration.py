@@ -12,27 +12,27 @@ from numpy.typing import NDArray
 
 from distilface.batching import batches_by_length
 from distilface.cpu import available_cpus
-from distilface.errors import UserError
+from distilface.errors import GateError, UserError
+from distilface.quantization.ranges import ChannelHistograms
 from distilface.runtime import session_options
 from distilface.tokenizer import Tokenizer
 
 Array = NDArray[np.float32]
-SAMPLE_TOKENS = 1024
+SAMPLE_TOKENS = 2048
 """Token vectors kept of each tensor for the searches that need real values; memory stays flat beyond."""
 
 
 class ActivationStats:
-    """Running statistics of one tensor ``[tokens, channels]``.
+    """Running statistics of one tensor ``[tokens, channels]``: what they take does not grow with what is seen.
 
     Attributes:
-        low, high: per-channel extremes, ``[channels]``.
+        histograms: counts and exact extremes of each channel.
         mean: per-channel mean over every token seen, ``[channels]``.
         tokens: how many unmasked tokens were seen.
     """
 
     def __init__(self, channels: int, seed: int) -> None:
-        self.low = np.full(channels, np.inf, dtype=np.float32)
-        self.high = np.full(channels, -np.inf, dtype=np.float32)
+        self.histograms = ChannelHistograms(channels)
         self.total = np.zeros(channels, dtype=np.float64)
         self.tokens = 0
         self._sample = np.empty((SAMPLE_TOKENS, channels), dtype=np.float32)
@@ -40,8 +40,7 @@ class ActivationStats:
 
     def update(self, values: Array) -> None:
         """Add ``[n, channels]`` unmasked token vectors."""
-        self.low = np.minimum(self.low, values.min(axis=0))
-        self.high = np.maximum(self.high, values.max(axis=0))
+        self.histograms.update(values)
         self.total += values.sum(axis=0, dtype=np.float64)
         # Reservoir sampling (Vitter's algorithm R): every token seen is kept with equal probability.
         positions = np.arange(self.tokens, self.tokens + len(values))
@@ -49,6 +48,16 @@ class ActivationStats:
         kept = slots < SAMPLE_TOKENS
         self._sample[slots[kept]] = values[kept]
         self.tokens += len(values)
+
+    @property
+    def low(self) -> Array:
+        """Least value of each channel."""
+        return self.histograms.low
+
+    @property
+    def high(self) -> Array:
+        """Largest value of each channel."""
+        return self.histograms.high
 
     @property
     def mean(self) -> NDArray[np.float64]:
@@ -65,30 +74,50 @@ def collect(model: Any, tensors: Sequence[str], tokenizer: Tokenizer, texts: Seq
     """Run ``model`` over ``texts`` and gather statistics of ``tensors``.
 
     Args:
-        model: a float32 graph; the tensors must be ``[batch, length, channels]`` or ``[batch * length, channels]``.
+        model: a float32 graph.
         progress: called with texts done and texts in all.
+
+    Returns:
+        statistics by tensor. Missing are tensors whose rows are neither tokens (``[batch, length, channels]`` or
+        ``[batch * length, channels]``) nor texts (``[batch, channels]``): padding could not be told apart in them.
 
     Raises:
         UserError: when there is nothing to calibrate on.
+        GateError: when a tensor is not finite: the graph's weights are damaged.
     """
     if len(texts) < 2:
         raise UserError(f"calibration got {len(texts)} text(s); give at least 2, better 300 sentences of the kind "
                         "the model will see")
     stats: dict[str, ActivationStats] = {}
+    unknown: set[str] = set()
     done = 0
-    for values, mask in _activations(model, tensors, tokenizer, texts):
-        valid = mask.astype(bool).reshape(-1)
+    for values, mask in activations(model, tensors, tokenizer, texts):
         for seed, (name, value) in enumerate(zip(tensors, values, strict=True)):
+            valid = valid_rows(value, mask)
+            if valid is None:
+                unknown.add(name)
+                continue
+            if not np.isfinite(valid).all():
+                raise GateError(f"tensor {name!r} of the float32 graph is not finite on the calibration texts; its "
+                                "weights are damaged: export the checkpoint again")
             if name not in stats:
-                stats[name] = ActivationStats(value.shape[-1], seed)
-            stats[name].update(value.reshape(len(valid), -1)[valid])
+                stats[name] = ActivationStats(valid.shape[1], seed)
+            stats[name].update(valid)
         done += len(mask)
         if progress is not None:
             progress(done, len(texts))
-    return stats
+    return {name: stats[name] for name in tensors if name in stats and name not in unknown}
 
 
-def _activations(model: Any, tensors: Sequence[str], tokenizer: Tokenizer,
+def valid_rows(value: Array, mask: NDArray[np.int64]) -> Array | None:
+    """``[n, channels]`` without padding; None when the rows are neither tokens nor texts."""
+    rows = value.reshape(-1, value.shape[-1]) if value.ndim > 1 else value[:0, None]
+    if len(rows) == mask.size and (value.ndim == 2 or value.shape[:2] == mask.shape):
+        return rows[mask.astype(bool).reshape(-1)]
+    return rows if value.ndim == 2 and len(rows) == len(mask) else None
+
+
+def activations(model: Any, tensors: Sequence[str], tokenizer: Tokenizer,
                  texts: Sequence[str]) -> Iterator[tuple[list[Array], NDArray[np.int64]]]:
     """Values of ``tensors`` and the attention mask, batch after batch."""
     observed = onnx.ModelProto()

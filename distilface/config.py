@@ -37,18 +37,24 @@ def load_config(model: type[Config], file: str | Path | None = None, sets: Seque
     Raises:
         UserError: naming the key, on an unknown key, a wrong type or a contradiction.
     """
-    values: dict[str, Any] = _read_yaml(Path(file)) if file is not None else {}
+    values: dict[str, Any] = read_yaml(Path(file)) if file is not None else {}
     if overrides:
         _merge(values, overrides)
+    return build_config(model, values, sets, str(file) if file else "the configuration")
+
+
+def build_config(model: type[Config], values: dict[str, Any], sets: Sequence[str] = (),
+                 source: str = "the configuration") -> Config:
+    """Build ``model`` from ``values``, then ``sets``; errors begin with ``source``. See `load_config`."""
     for item in sets:
         key, separator, text = item.partition("=")
         if not separator or not key.strip():
             raise UserError(f"--set got {item!r}; it takes section.key=value, for example train.learning_rate=1e-5")
-        _assign(values, key.strip().split("."), _scalar(text))
+        assign(values, key.strip().split("."), _scalar(text))
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        raise UserError(_explain(error, model, str(file) if file else "the configuration")) from error
+        raise UserError(_explain(error, model, source)) from error
 
 
 def dump_config(config: StrictModel) -> str:
@@ -70,7 +76,8 @@ def _scalar(text: str) -> Any:
     return value
 
 
-def _read_yaml(file: Path) -> dict[str, Any]:
+def read_yaml(file: Path) -> dict[str, Any]:
+    """The sections and keys of a YAML file; `UserError` where it holds anything else."""
     try:
         values = yaml.safe_load(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -98,7 +105,8 @@ def _merge(into: dict[str, Any], extra: Mapping[str, Any]) -> None:
             into[key] = value
 
 
-def _assign(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
+def assign(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    """Set the key at ``path`` (section, section, ..., key), making sections on the way."""
     for key in path[:-1]:
         values = _section(values, key)
     values[path[-1]] = value

@@ -27,6 +27,7 @@ from distilface.artifact import (
     write_manifest,
 )
 from distilface.checkpoint import quiet_transformers, write_modules
+from distilface.delivery import make_forms, require_forms
 from distilface.encoder import SentenceEncoder, normalized_config
 from distilface.errors import GateError, UserError, require
 from distilface.golden import GOLDEN_TEXTS
@@ -36,6 +37,7 @@ from distilface.modelcard import write_card
 from distilface.onnxgraph import describe_variant, simplify_attention_mask, strip_debug_information
 from distilface.parity import FP32_FLOOR, batch_dependence, cosines
 from distilface.runtime import Encoder
+from distilface.textgraph import check_tokenizer
 from distilface.tokenizer import check_texts, write_json
 
 OPSET = 18
@@ -154,7 +156,7 @@ def _quiet_exporter() -> Iterator[None]:
 
 def export(model: str | Path, out: str | Path, pooling: str | None = None, max_seq_length: int | None = None,
            overwrite: bool = False, progress: Callable[[str], None] | None = None,
-           truncate_dim: int | None = None) -> Bundle:
+           truncate_dim: int | None = None, tokenizer_in_graph: bool = False, ort_format: bool = False) -> Bundle:
     """Export a checkpoint as a bundle with one variant, ``fp32``, proved equal to torch.
 
     Args:
@@ -163,6 +165,7 @@ def export(model: str | Path, out: str | Path, pooling: str | None = None, max_s
         truncate_dim: cut vectors to their first so many dimensions and normalise again, in the graph: for models
             trained with Matryoshka dimensions.
         progress: called with the name of each step.
+        tokenizer_in_graph, ort_format: add these forms of the graph (see `delivery.make_forms`).
 
     Raises:
         UserError: for a model that can't be loaded, or an output folder that holds something.
@@ -170,9 +173,12 @@ def export(model: str | Path, out: str | Path, pooling: str | None = None, max_s
     """
     say = progress or (lambda step: None)
     out = check_output(out, overwrite, [model])
+    require_forms(tokenizer_in_graph, ort_format)
     say("loading the checkpoint")
     encoder = SentenceEncoder.load(model, pooling, max_seq_length, attn_implementation="eager",
                                    truncate_dim=truncate_dim)
+    if tokenizer_in_graph:
+        check_tokenizer(encoder.tokenizer)
     with atomic_directory(out, overwrite) as folder:
         (folder / "onnx").mkdir()
         graph = folder / VARIANT_FILES["fp32"]
@@ -201,6 +207,8 @@ def export(model: str | Path, out: str | Path, pooling: str | None = None, max_s
             max_seq_length=encoder.max_seq_length, dim=encoder.dim, num_layers=int(shape.num_layers),
             num_attention_heads=int(shape.num_attention_heads), hidden_size=int(shape.hidden_size),
             versions=library_versions(), variants={"fp32": variant})
+        forms = make_forms(Bundle(folder, manifest), "fp32", tokenizer_in_graph, ort_format, say)
+        manifest = manifest.model_copy(update={"forms": forms})
         write_card(folder, manifest)
         write_manifest(folder, manifest)
     return Bundle.open(out)

@@ -107,6 +107,11 @@ def memory_limit(root: Path = Path("/")) -> int | None:
     return min(limits) if limits else None
 
 
+def instruction_sets(root: Path = Path("/")) -> tuple[str, ...] | None:
+    """Those of `RELEVANT` that the processor has; None where that can't be read (Windows tells too few of them)."""
+    return None if sys.platform == "win32" else _processor(root)[1]
+
+
 def _processor(root: Path) -> tuple[str | None, tuple[str, ...] | None]:
     """Name and relevant instruction sets; from /proc/cpuinfo, else from what macOS or Windows tell."""
     text = _read(root / "proc/cpuinfo")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from distilface.artifact import Manifest, Variant
+from distilface.artifact import MANIFEST, Bundle, FileRecord, Manifest, Variant, atomic_file
+from distilface.loading import sha256_of
+from distilface.tokenizer import write_json
 
 _PLAIN_POOLERS = {"cls": "the first token", "mean": "the mean over the attention mask",
                   "max": "the maximum over the attention mask"}
@@ -16,6 +19,25 @@ _PLAIN_POOLERS = {"cls": "the first token", "mean": "the mean over the attention
 def write_card(folder: Path, manifest: Manifest) -> None:
     """Write ``README.md`` with the metadata block that model hubs read."""
     (folder / "README.md").write_text(render_card(manifest), encoding="utf-8", newline="\n")
+
+
+def record_scores(bundle: Bundle, variant: str, scores: Mapping[str, float]) -> None:
+    """Keep a variant's scores in the manifest, and so in the card's table and its ``model-index`` metadata.
+
+    Args:
+        scores: Spearman x 100 by data set. They replace earlier ones of the same sets.
+    """
+    name = bundle.resolve_variant(variant)
+    kept = bundle.manifest.scores
+    manifest = bundle.manifest.model_copy(update={"scores": {**kept, name: {**kept.get(name, {}), **scores}}})
+    card = bundle.folder / "README.md"
+    with atomic_file(card) as temporary:
+        temporary.write_text(render_card(manifest), encoding="utf-8", newline="\n")
+    # Only the card's hash is new: hashing all again would give an altered file a clean record.
+    listed = FileRecord(sha256=sha256_of(card), size=card.stat().st_size)
+    manifest = manifest.model_copy(update={"files": {**manifest.files, "README.md": listed}})
+    with atomic_file(bundle.folder / MANIFEST) as temporary:
+        write_json(temporary, manifest.model_dump(mode="json"))
 
 
 def render_card(manifest: Manifest) -> str:
@@ -31,6 +53,7 @@ def render_card(manifest: Manifest) -> str:
         "```python\nfrom distilface import Encoder\n\nvectors = Encoder.load(\"this-folder\", variant=\""
         f"{_suggested(manifest)}\").encode([\"Hello, World!\"])\n```",
         _outputs(manifest),
+        *_forms(manifest),
         *_notes(manifest),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -42,10 +65,11 @@ def _metadata(manifest: Manifest) -> dict[str, Any]:
         "tags": ["sentence-transformers", "feature-extraction", "onnx", "transformers.js", "distilface"],
     }
     results = [{"task": {"type": "STS"}, "dataset": {"name": metric, "type": metric},
-                "metrics": [{"type": "cosine_spearman", "name": f"{variant} {metric}", "value": value}]}
+                "metrics": [{"type": "spearman_cosine", "name": f"{variant} {metric}", "value": value}]}
                for variant, scores in manifest.scores.items() for metric, value in scores.items()]
     if results:
-        values["model-index"] = [{"name": "bundle", "results": results}]
+        name = f"{manifest.architecture}-{manifest.num_layers}l-{manifest.dim}d"
+        values["model-index"] = [{"name": name, "results": results}]
     return values
 
 
@@ -87,6 +111,16 @@ def _outputs(manifest: Manifest) -> str:
     if manifest.pooling in ("cls", "mean_last", "max_last"):
         return text + "."
     return text + f" (they combine layers as `{manifest.pooling}` asks, not the last layer alone)."
+
+
+def _forms(manifest: Manifest) -> list[str]:
+    lines = []
+    for form in manifest.forms:
+        what = ("takes strings (`text`, one axis) and gives `sentence_embedding` and `input_ids`" if form.kind == "text"
+                else f"is {form.variant} in ONNX Runtime's own format (operators: `{form.required_operators}`)")
+        other = f" The ids are those of tokenizer.json, but: {'; '.join(form.differences)}." if form.differences else ""
+        lines.append(f"- `{form.file}`, {form.size / 1e6:.1f} MB, {what}; needs {form.needs}.{other}")
+    return ["## Other forms", "\n".join(lines)] if lines else []
 
 
 def _notes(manifest: Manifest) -> list[str]:

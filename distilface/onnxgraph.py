@@ -175,6 +175,7 @@ def count_matmuls(model: Any) -> MatMulCount:
     """
     index = GraphIndex(model.graph)
     integer = weight_only = plain = 0
+    seen: set[str] = set()
     for node in model.graph.node:
         if node.op_type in ("MatMulInteger", "QLinearMatMul", "DynamicQuantizeMatMul", "MatMulIntegerToFloat"):
             integer += 1
@@ -185,10 +186,53 @@ def count_matmuls(model: Any) -> MatMulCount:
             if right is not None and right.op_type == "DequantizeLinear" and right.input[0] in index.initializers:
                 left = index.producer.get(node.input[0])
                 quantized = left is not None and left.op_type == "DequantizeLinear"
+                if quantized and right.input[0] in seen:
+                    continue  # the second digit of an activation, on the same weight
+                seen.update([right.input[0]] if quantized else [])
                 integer, weight_only = integer + quantized, weight_only + (not quantized)
             elif node.input[1] in index.initializers:
                 plain += 1
     return MatMulCount(integer, weight_only, plain)
+
+
+def integer_weights(model: Any) -> dict[str, NDArray[np.int8]]:
+    """The INT8 weights that meet integer products, by name. UINT8 weights are not among them: they can't saturate."""
+    index = GraphIndex(model.graph)
+    found: dict[str, NDArray[np.int8]] = {}
+    for node in model.graph.node:
+        name = node.input[1] if len(node.input) > 1 else ""
+        if node.op_type in ("MatMul", "Gemm") and name in index.producer:
+            left = index.producer.get(node.input[0])
+            if left is None or left.op_type != "DequantizeLinear":
+                continue
+            name = index.producer[name].input[0]
+        elif node.op_type == "QLinearMatMul":
+            name = node.input[3]
+        elif node.op_type not in ("MatMulInteger", "DynamicQuantizeMatMul", "MatMulIntegerToFloat"):
+            continue
+        value = index.constant(name)
+        if value is not None and value.dtype == np.int8:
+            found[name] = value
+    return found
+
+
+def largest_integer_weight(model: Any) -> int:
+    """Largest magnitude among `integer_weights`, 0 without any."""
+    return max((int(np.abs(value.astype(np.int16)).max()) for value in integer_weights(model).values()), default=0)
+
+
+def needs_onnxruntime(model: Any) -> str:
+    """The first ONNX Runtime that has the graph's ``com.microsoft`` operators for CPUs; empty without any."""
+    needed = [(1, 0)]
+    for node in model.graph.node:
+        bits = next((item.i for item in node.attribute if item.name == "bits"), 4)
+        needed.append(_FIRST_RUNTIME.get((node.op_type, bits), (1, 0)))
+    newest = max(needed)
+    return ".".join(map(str, newest)) if newest > (1, 0) else ""
+
+
+_FIRST_RUNTIME = {("MatMulNBits", 4): (1, 17), ("MatMulNBits", 8): (1, 23), ("GatherBlockQuantized", 4): (1, 22)}
+"""By operator and bits, tried with each version; GatherBlockQuantized on UINT8 data."""
 
 
 def describe_variant(file: Path, relative: str, kind: Kind, dependence: float, cosine_floor: float,
@@ -201,5 +245,6 @@ def describe_variant(file: Path, relative: str, kind: Kind, dependence: float, c
         weight_only_matmuls=count.weight_only, float_matmuls=count.plain, cosine_floor=cosine_floor,
         batch_invariant=dependence >= INVARIANT, batch_dependence=round(dependence, 9),
         needs_custom_ops=any(node.domain not in ("", "ai.onnx") for node in model.graph.node),
+        needs_onnxruntime=needs_onnxruntime(model), largest_integer_weight=largest_integer_weight(model),
         opset=max(item.version for item in model.opset_import if item.domain in ("", "ai.onnx")),
         ir_version=model.ir_version, recipe=recipe or {}, notes=notes or [])

@@ -85,6 +85,10 @@ class Tokenizer:
         settings = {**_json(folder / "special_tokens_map.json"), **_json(folder / "tokenizer_config.json")}
         return cls(backend, limit, _pad_token_id(folder, backend, settings), special_tokens, settings)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        mode = "escape" if self.backend.encode_special_tokens else "parse"
+        return Tokenizer, (self.backend, self.max_seq_length, self.pad_token_id, mode, self.settings)
+
     @property
     def special_count(self) -> int:
         """How many special tokens the template adds to one text ([CLS] and [SEP]: 2)."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from distilface.artifact import MANIFEST, Bundle
+from distilface.artifact import MANIFEST, Bundle, Form
 from distilface.errors import DistilfaceError, GateError
+from distilface.isa import ISA_LIMITS
 from distilface.parity import FP32_FLOOR, INVARIANT, batch_dependence, cosines
 from distilface.runtime import Encoder
 from distilface.tokenizer import Tokenizer, check_texts
@@ -81,6 +83,9 @@ def _checks(bundle: Bundle, names: list[str]) -> Iterator[Check]:
             yield from _graph_checks(bundle, name, encoder)
         except DistilfaceError as error:
             yield Check(f"{name}: loads", False, str(error))
+    for form in bundle.manifest.forms:
+        if form.kind == "ort" and form.variant in names:
+            yield _ort_form(bundle, form, tokenizer)
 
 
 def _unlisted(bundle: Bundle) -> Check:
@@ -135,6 +140,7 @@ def _graph_checks(bundle: Bundle, name: str, encoder: Encoder) -> Iterator[Check
                 f"cosine {dependence:.7f} alone and in company, allowed {allowed}")
 
     yield _shapes(name, encoder, allowed)
+    yield from _integer_weights(bundle, name)
     vectors = encoder.encode_ids(encoder.tokenizer.encode_batch(check_texts(AWKWARD_TEXTS)))
     blank = vectors[: len(EMPTY_TEXTS)]
     # Blank texts have the same ids only where the tokenizer drops blanks, as BERT's does.
@@ -143,6 +149,40 @@ def _graph_checks(bundle: Bundle, name: str, encoder: Encoder) -> Iterator[Check
     same = not alike or float(cosines(blank, blank[:1]).min()) >= INVARIANT
     yield Check(f"{name}: awkward texts", bool(np.isfinite(vectors).all()) and same,
                 "finite, blank texts alike" if same else "blank texts have different vectors")
+
+
+def _ort_form(bundle: Bundle, form: Form, tokenizer: Tokenizer) -> Check:
+    record = bundle.manifest.variants[form.variant]
+    floor = FP32_FLOOR if form.variant == "fp32" else record.cosine_floor
+    golden = bundle.golden()
+    try:
+        encoder = Encoder(bundle.folder / form.file, tokenizer)
+        found = np.concatenate([encoder.embed_batch([item.ids]) for item in golden])
+    except DistilfaceError as error:
+        return Check(f"{form.variant}: ORT format", False, str(error))
+    near = float(cosines(found, np.array([item.vector for item in golden], dtype=np.float32)).min())
+    return Check(f"{form.variant}: ORT format", near >= floor, f"minimum cosine {near:.6f}, floor {floor}")
+
+
+def _integer_weights(bundle: Bundle, name: str) -> Iterator[Check]:
+    """No INT8 weight is too large for the processors the variant is for; read from the graph where onnx is there.
+
+    Without onnx the manifest's number stands: it was read from the file with the sha256 that was checked.
+    """
+    record = bundle.manifest.variants[name]
+    target = record.recipe.get("target_isa")
+    if target not in ISA_LIMITS:
+        return
+    largest, source = record.largest_integer_weight, "the manifest"
+    if find_spec("onnx") is not None:
+        import onnx
+
+        from distilface.onnxgraph import largest_integer_weight
+
+        largest, source = largest_integer_weight(onnx.load(str(bundle.graph(name)))), "the graph"
+    yield Check(f"{name}: integer weights", largest <= ISA_LIMITS[target] and largest == record.largest_integer_weight,
+                f"up to {largest} in {source}, {record.largest_integer_weight} in the manifest, allowed for {target}: "
+                f"{ISA_LIMITS[target]}")
 
 
 def _shapes(name: str, encoder: Encoder, allowed: float) -> Check:

@@ -121,10 +121,14 @@ def _with_gains(result: SubjectResult, baseline: SubjectResult) -> SubjectResult
     })
 
 
+_SMALLER = {"weight-only": "weight-only", "float16": "half precision"}
+
+
 def _speed_notes(plan: Plan, result: SubjectResult, results: dict[str, SubjectResult],
                  samples: dict[str, Samples]) -> list[str]:
-    """Say so when an INT8 graph is not faster than the fp32 graph it was made from."""
-    if not result.kind.startswith("int8"):
+    """Say so when a smaller graph is not faster than the fp32 graph it was made from."""
+    what = "INT8" if result.kind.startswith("int8") else _SMALLER.get(result.kind)
+    if what is None:
         return []
     reference = results.get(samples[result.name].reference or "", results[plan.baseline])
     if reference.kind != "float32":
@@ -139,7 +143,7 @@ def _speed_notes(plan: Plan, result: SubjectResult, results: dict[str, SubjectRe
     if not slow:
         return []
     whole = len(slow) == len(gains)
-    return [f"INT8 is not faster than fp32 on this {plan.config.target.upper()}"
+    return [f"{what} is not faster than fp32 on this {plan.config.target.upper()}"
             f"{'' if whole else ' in every respect'}: {', '.join(slow)}"]
 
 

@@ -22,7 +22,7 @@ from distilface.benchmarking.assemble import Plan, Samples, assemble
 from distilface.benchmarking.client import Worker
 from distilface.benchmarking.config import BenchConfig
 from distilface.benchmarking.results import BenchReport
-from distilface.benchmarking.subjects import Subject, check_target, static_facts, with_unique_names
+from distilface.benchmarking.subjects import BUNDLE_BACKENDS, Subject, check_target, static_facts, with_unique_names
 from distilface.benchmarking.texts import RealTexts, length_grid, real_texts, texts_of_length, token_counter
 from distilface.errors import GateError
 from distilface.machine import LoadWatch, machine_facts
@@ -177,9 +177,10 @@ class _Run:
 
     def _references(self, texts: RealTexts, threads: int) -> None:
         """Vectors of the fp32 variant of each measured bundle, from a process of its own where it is no subject."""
-        fp32 = {subject.folder: subject for subject in self.subjects if subject.variant == "fp32"}
+        ours_last = sorted(self.subjects, key=lambda subject: subject.backend == "onnxruntime")
+        fp32 = {subject.folder: subject for subject in ours_last if subject.variant == "fp32"}
         for subject in self.subjects:
-            if subject.variant is None or subject.folder is None or subject.variant == "fp32":
+            if subject.variant is None or subject.folder is None or fp32.get(subject.folder) is subject:
                 continue
             if subject.folder not in fp32:
                 reference = _fp32_of(subject)
@@ -205,12 +206,12 @@ def _encode(worker: Worker, file: Path, texts: Sequence[str]) -> Vectors:
 def _fp32_of(subject: Subject) -> Subject | None:
     from distilface.artifact import Bundle
 
-    if subject.folder is None or subject.backend != "onnxruntime":
+    if subject.folder is None or subject.backend not in BUNDLE_BACKENDS:
         return None
     if "fp32" not in Bundle.open(subject.folder).variant_names:
         return None
     name = f"{subject.name.rsplit(':', 1)[0]}:fp32"
-    return subject.model_copy(update={"variant": "fp32", "kind": "float32", "name": name})
+    return subject.model_copy(update={"variant": "fp32", "kind": "float32", "name": name, "backend": "onnxruntime"})
 
 
 def _command_line() -> str:

@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from distilface.config import StrictModel
-from distilface.errors import UserError
+from distilface.errors import UserError, require
+from distilface.isa import saturation_warning
 
 if TYPE_CHECKING:
     from distilface.artifact import Bundle
 
-Backend = Literal["onnxruntime", "torch", "factory"]
+Backend = Literal["onnxruntime", "openvino", "torch", "factory"]
+BUNDLE_BACKENDS = ("onnxruntime", "openvino")
+"""Those that run a graph of a bundle."""
 
 
 class Subject(StrictModel):
@@ -60,18 +63,27 @@ class StaticFacts(StrictModel):
     notes: tuple[str, ...] = ()
 
 
-def find_subjects(model: str | Path, variant: str | None = None) -> list[Subject]:
+def find_subjects(model: str | Path, variant: str | None = None, backend: str | None = None) -> list[Subject]:
     """The subjects that ``model`` stands for: every variant of a bundle, or the one named; or one checkpoint.
 
+    Args:
+        backend: what runs the graphs of a bundle: ``onnxruntime`` (default) or ``openvino``.
+
     Raises:
-        UserError: no such model; a variant the bundle lacks (lists what there is); a variant of a checkpoint.
+        UserError: no such model; a variant the bundle lacks (lists what there is); a variant or a backend of a
+            checkpoint; an unknown backend.
     """
     from distilface.artifact import Bundle, is_bundle
     from distilface.loading import resolve_model
 
+    if backend is not None and backend not in BUNDLE_BACKENDS:
+        raise UserError(f"unknown backend {backend!r} of {str(model)!r}; allowed: {', '.join(BUNDLE_BACKENDS)}")
     folder = resolve_model(model)
     text = str(model)
     if not is_bundle(folder):
+        if backend is not None:
+            raise UserError(f"backend {backend!r} was asked of {text!r}, which is a checkpoint, not a bundle; run "
+                            "distilface export first or drop the backend")
         if variant is not None:
             raise UserError(f"variant {variant!r} was asked of {text!r}, which is a checkpoint, not a bundle; run "
                             "distilface export first or drop the variant")
@@ -80,8 +92,12 @@ def find_subjects(model: str | Path, variant: str | None = None) -> list[Subject
     names = bundle.variant_names if variant is None else [bundle.resolve_variant(variant)]
     if not names:
         raise UserError(f"bundle {text!r} has no variants; export it again")
-    return [Subject(name=f"{_short(text)}:{name}", model=text, folder=folder, variant=name,
-                    kind=bundle.variant(name).kind) for name in names]
+    if backend == "openvino":
+        require("openvino", "openvino", f"measuring {text}@openvino")
+    mark = "" if backend in (None, "onnxruntime") else f"@{backend}"
+    return [Subject(name=f"{_short(text)}:{name}{mark}", model=text, folder=folder, variant=name,
+                    backend=backend or "onnxruntime", kind=bundle.variant(name).kind)  # type: ignore[arg-type]
+            for name in names]
 
 
 def with_unique_names(subjects: Sequence[Subject]) -> list[Subject]:
@@ -116,6 +132,10 @@ def check_target(subjects: Sequence[Subject], target: str) -> None:
         others = " ".join(subject.name for subject in subjects if subject.kind != "int8-dynamic") or "the fp32 variant"
         raise UserError(f"{dynamic[0]} can't be measured on {target}: dynamic INT8 has no GPU kernels, each product "
                         f"would go through the CPU and run many times slower; name the others instead: {others}")
+    stranger = next((subject.name for subject in subjects if subject.backend == "openvino"), None)
+    if stranger is not None:
+        raise UserError(f"{stranger} can't be measured on {target}: OpenVINO runs on the CPU only; drop it, or use "
+                        "--target cpu")
     if any(subject.backend == "onnxruntime" for subject in subjects):
         import onnxruntime
 
@@ -130,7 +150,7 @@ def static_facts(subject: Subject) -> StaticFacts:
     """Size, deflated size, parameters and MatMul counts of a subject, from its files and manifest."""
     if subject.folder is None:
         return StaticFacts()
-    if subject.backend == "onnxruntime" and subject.variant is not None:
+    if subject.backend in BUNDLE_BACKENDS and subject.variant is not None:
         from distilface.artifact import Bundle
 
         return _bundle_facts(Bundle.open(subject.folder), subject.variant)
@@ -161,6 +181,9 @@ def _bundle_facts(bundle: Bundle, name: str) -> StaticFacts:
     if variant.kind == "weight-only" or (variant.kind.startswith("int8") and variant.integer_matmuls == 0):
         notes.append("weight-only: stored small, but no product is computed on integers (no integer MatMul), "
                      "so the file is smaller and not faster")
+    warning = saturation_warning(variant)
+    if warning is not None:
+        notes.append(warning)
     if variant.needs_custom_ops:
         notes.append("uses com.microsoft operators: runs in ONNX Runtime and its kin only")
     return StaticFacts(
@@ -198,4 +221,5 @@ def _short(model: str) -> str:
 
 
 def _full(subject: Subject) -> str:
-    return subject.model if subject.variant is None else f"{subject.model}:{subject.variant}"
+    mark = "" if subject.backend != "openvino" else "@openvino"
+    return subject.model if subject.variant is None else f"{subject.model}:{subject.variant}{mark}"

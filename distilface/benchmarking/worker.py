@@ -136,11 +136,11 @@ def _loader(subject: dict[str, Any], threads: int, target: str, max_seq_length: 
         module, _, name = subject["factory"].partition(":")
         make = getattr(importlib.import_module(module), name)
         return lambda: make(folder, subject["variant"], threads)
-    if subject["backend"] == "onnxruntime":
+    if subject["backend"] in ("onnxruntime", "openvino"):
         from distilface.runtime import Encoder
 
         return lambda: Encoder.load(folder, variant=subject["variant"], threads=threads, provider=target,
-                                    max_seq_length=max_seq_length)
+                                    max_seq_length=max_seq_length, backend=subject["backend"])
     from distilface.errors import UserError, require
 
     torch = require("torch", "train", "measuring a checkpoint")

@@ -9,15 +9,16 @@ from collections.abc import Sequence
 
 import typer
 
-from distilface.cli import making, measuring
+from distilface.cli import making, measuring, probing, quantizing, serving, sweeping
 from distilface.errors import DistilfaceError
 
 app = typer.Typer(
     name="distilface", help="Train a small sentence encoder, compress it, prove it, ship it.",
     add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-for verb in (making.train, making.distill, measuring.evaluate, making.shrink, making.export, making.quantize,
-             measuring.verify, measuring.bench, measuring.encode, making.demo):
+for verb in (making.train, making.distill, sweeping.sweep, measuring.evaluate, probing.probe, making.shrink,
+             making.export, quantizing.quantize, measuring.verify, measuring.bench, serving.encode, serving.push,
+             serving.pull, making.demo):
     app.command()(verb)
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from distilface.cli.options import File, Number, Overwrite, Sets, Text
+from distilface.cli.options import File, Number, Overwrite, Sets, Text, numbers
 from distilface.cli.progress import out as console
 from distilface.cli.progress import progress, show_table
 from distilface.errors import UserError
@@ -80,7 +80,7 @@ def distill(
     from distilface.distillation import distill as run
 
     source = "vectors" if teacher is not None and teacher.endswith((".npy", ".parquet")) else "name"
-    kept = None if keep_layers is None else _numbers(keep_layers, "--keep-layers")
+    kept = None if keep_layers is None else numbers(keep_layers, "--keep-layers")
     overrides: dict[str, Any] = {
         "teacher": {source: teacher}, "student": {"name": student, "layers": layers, "keep_layers": kept},
         "train": {"max_steps": steps, "batch_size": batch_size, "precision": precision}, "eval": {"sts": sts},
@@ -104,71 +104,51 @@ def _print_training(result: TrainResult) -> None:
 
 
 def export(
-    model: Annotated[str, typer.Argument(help="Checkpoint, sentence-transformers folder or Hub id.")],
+    model: Annotated[str, typer.Argument(help="Checkpoint, sentence-transformers folder or Hub id; or a bundle.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Bundle folder to write.")],
     pooling: Annotated[Text, typer.Option("--pooling", help="Override the checkpoint's pooling.")] = None,
     max_seq_length: Annotated[Number, typer.Option("--max-seq-length", help="The bundle's length limit.")] = None,
     truncate_dim: Annotated[Number, typer.Option("--truncate-dim", help="Cut vectors (Matryoshka models).")] = None,
+    variant: Annotated[Text, typer.Option("--variant", help="Of a bundle: this graph alone, as model.onnx.")] = None,
+    tokenizer_in_graph: Annotated[bool, typer.Option("--tokenizer-in-graph", help="Also a graph of strings.")] = False,
+    ort_format: Annotated[bool, typer.Option("--ort-format", help="Also a .ort file, for mobile builds.")] = False,
     overwrite: Overwrite = False,
 ) -> None:
-    """Export a checkpoint as an ONNX bundle.
+    """Export a checkpoint as an ONNX bundle, or one variant of a bundle as a bundle of its own.
 
     One graph, proved equal to torch, and the files that other libraries need to load it.
     """
+    from distilface.artifact import is_bundle
     from distilface.errors import require
 
-    require("torch", "export", "distilface export")
-    from distilface.exporter import export as run
+    if is_bundle(model):
+        from distilface.delivery import deliver
 
-    with progress() as report:
-        bundle = run(model, out, pooling, max_seq_length, overwrite, report, truncate_dim)
-    variant = bundle.variant("fp32")
-    worst = variant.recipe["minimum_cosine_to_torch"]
-    console.print(f"{bundle.folder}: fp32, {variant.size / 1e6:.1f} MB, worst cosine to torch {worst:.7f}")
+        if given := [flag for flag, value in (("--pooling", pooling), ("--max-seq-length", max_seq_length),
+                                              ("--truncate-dim", truncate_dim)) if value is not None]:
+            raise UserError(f"{given[0]} changes a graph when it is made, and {model!r} is a bundle; export the "
+                            "checkpoint with it")
+        with progress() as report:
+            bundle = deliver(model, out, variant or "fp32", tokenizer_in_graph, ort_format, overwrite, report)
+        name, record = next(iter(bundle.manifest.variants.items()))
+        console.print(f"{bundle.folder}: {name} as {record.file}, {record.size / 1e6:.1f} MB")
+    else:
+        require("torch", "export", "distilface export")
+        from distilface.exporter import export as run
 
-
-def quantize(
-    bundle: Annotated[Path, typer.Argument(help="Bundle with an fp32 graph.")],
-    int8: Annotated[bool, typer.Option("--int8", help="INT8 weights, products and embedding tables.")] = False,
-    mode: Annotated[str, typer.Option("--mode", help="dynamic, or static (needs --calibration).")] = "dynamic",
-    calibration: Annotated[Text, typer.Option("--calibration", help="Sentences: ranges and held-out check.")] = None,
-    column: Annotated[Text, typer.Option("--column", help="Column of the calibration file.")] = None,
-    dev: Annotated[Text, typer.Option("--dev", help="Scored pairs for the gate: SentEval folder or file.")] = None,
-    max_drop: Annotated[Optional[float], typer.Option(  # noqa: UP045
-        "--max-drop", help="Most Spearman points to lose; default 1 on --dev pairs, else 2.")] = None,
-    min_cosine: Annotated[float, typer.Option("--min-cosine", help="Least held-out cosine to fp32.")] = 0.95,
-    target_isa: Annotated[str, typer.Option("--target-isa", help="vnni, or any: weights up to 64.")] = "vnni",
-    out: Annotated[File, typer.Option("--out", "-o", help="Write a copy; default, extend the bundle.")] = None,
-    overwrite: Overwrite = False,
-) -> None:
-    """Add an INT8 variant to a bundle.
-
-    It must pass a quality gate, or the bundle stays as it is.
-    """
-    if not int8:
-        raise UserError("say which precision: distilface quantize BUNDLE --int8")
-    from itertools import islice
-
-    from distilface.data import iter_texts
-    from distilface.evaluation import load_scored
-    from distilface.quantization import MAX_READ_TEXTS
-    from distilface.quantization import quantize as run
-
-    if column is not None and calibration is None:
-        raise UserError("--column names a column of the calibration file; give --calibration FILE too")
-    texts = list(islice(iter_texts(calibration, column), MAX_READ_TEXTS)) if calibration is not None else None
-    labelled = load_scored(dev) if dev is not None else None
-    with progress() as report:
-        result = run(bundle, mode, texts, out, overwrite, max_drop, min_cosine, labelled, target_isa,  # type: ignore[arg-type]
-                     progress=report)
-    variant, gate = result.variant, result.gate
-    total = variant.integer_matmuls + variant.float_matmuls + variant.weight_only_matmuls
-    console.print(f"{result.bundle.folder}: {result.name}, {variant.size / 1e6:.1f} MB (fp32 "
-                  f"{result.fp32_size / 1e6:.1f}), {variant.integer_matmuls} of {total} MatMuls on integers")
-    console.print(f"held out: cosine to fp32 at least {gate.minimum_cosine:.4f}, mean {gate.mean_cosine:.4f}; Spearman "
-                  f"drop {gate.drop:.2f} points ({'labelled pairs' if gate.labelled else 'against fp32 similarities'})")
-    for note in variant.notes:
-        console.print(f"note: {note}")
+        if variant is not None:
+            raise UserError(f"--variant {variant} names a graph of a bundle, and {model!r} is none; export it first, "
+                            "then quantize")
+        with progress() as report:
+            bundle = run(model, out, pooling, max_seq_length, overwrite, report, truncate_dim, tokenizer_in_graph,
+                         ort_format)
+        record = bundle.variant("fp32")
+        worst = record.recipe["minimum_cosine_to_torch"]
+        console.print(f"{bundle.folder}: fp32, {record.size / 1e6:.1f} MB, worst cosine to torch {worst:.7f}")
+    for form in bundle.manifest.forms:
+        console.print(f"{form.file}: {form.size / 1e6:.1f} MB; needs {form.needs}")
+        for difference in form.differences:
+            console.print(f"note: other ids than tokenizer.json: {difference}")
 
 
 def shrink(
@@ -196,7 +176,7 @@ def shrink(
     require("torch", "train", "distilface shrink")
     from distilface.shrinking import shrink as run
 
-    kept = None if keep_layers is None else _numbers(keep_layers, "--keep-layers")
+    kept = None if keep_layers is None else numbers(keep_layers, "--keep-layers")
     with progress() as report:
         result = run(model, out, keep_layers=kept, layers=layers, ranking=ranking, ffn=ffn, calibration=calibration,
                      heads=heads, vocabulary=vocabulary, coverage=coverage, check_texts=check_texts,
@@ -213,14 +193,6 @@ def shrink(
         done.append(f"DistilBERT (vectors within {result.conversion_difference:.1g})")
     console.print(f"{result.out}: {result.bytes_before / 1e6:.1f} -> {result.bytes_after / 1e6:.1f} MB of float32; "
                   f"{', '.join(done)}")
-
-
-def _numbers(text: str, flag: str) -> list[int]:
-    """``1,3,5`` as numbers."""
-    try:
-        return [int(item) for item in text.split(",")]
-    except ValueError:
-        raise UserError(f"{flag} got {text!r}; it takes numbers separated by commas, for example 1,3,5") from None
 
 
 def demo(

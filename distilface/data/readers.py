@@ -1,4 +1,4 @@
-"""Training text by kind: sentences, pairs, groups, triplets and scored pairs.
+"""Training text by kind: sentences, pairs, groups, triplets, scored pairs and labelled texts.
 
 Every reader takes a `DataSource`, or a path or Hub id with every default. Texts lose surrounding whitespace. A row with
 too few non-blank texts is dropped, and one warning counts the dropped rows; a row of the wrong shape is an error.
@@ -40,6 +40,13 @@ class ScoredPair(NamedTuple):
     sentence1: str
     sentence2: str
     score: float
+
+
+class LabelledText(NamedTuple):
+    """A text and the name of its class."""
+
+    text: str
+    label: str
 
 
 def read_sentences(source: DataSource | str | Path) -> list[str]:
@@ -103,6 +110,28 @@ def read_scored_pairs(source: DataSource | str | Path) -> list[ScoredPair]:
     return pairs
 
 
+def read_labelled(source: DataSource | str | Path) -> list[LabelledText]:
+    """Two columns: text, label; a label is text, a whole number or a truth value. A row without one is dropped.
+
+    Raises:
+        UserError: if the source can't be read, a label is something else, or no row is left.
+    """
+    table = open_table(as_source(source), 2)
+    tally = _Dropped(table, "labelled text")
+    rows = []
+    for number, (cell, label) in table.rows:
+        if label is not None and not isinstance(label, str | int):
+            raise UserError(f"{table.where(number)}: expected a label (text or a whole number), got "
+                            f"{type(label).__name__} {str(label)[:40]!r}")
+        text, name = _text(table, number, cell).strip(), "" if label is None else str(label).strip()
+        if text and name:
+            rows.append(LabelledText(text, name))
+        else:
+            tally.add(number)
+    tally.close(kept=len(rows))
+    return rows
+
+
 def iter_texts(path: str | Path, column: str | None = None, *, format: Format | None = None,
                header: bool | None = None) -> Iterator[str]:
     """Stream the texts of a file, or of standard input for ``-``, one for every row: blank ones too, unstripped.
@@ -117,12 +146,29 @@ def iter_texts(path: str | Path, column: str | None = None, *, format: Format | 
     Raises:
         UserError: when iterated, if the source can't be read.
     """
-    columns = None if column is None else (column,)
-    table = open_table(DataSource(path=str(path), columns=columns, format=format, header=header), 1)
+    return (text for _, text in iter_rows(path, column, format=format, header=header))
+
+
+def iter_rows(path: str | Path, column: str | None = None, id_column: str | None = None, *,
+              format: Format | None = None, header: bool | None = None) -> Iterator[tuple[str, str]]:
+    """`iter_texts` with the value of another column beside each text, as a string: ``(id, text)``.
+
+    Without ``id_column`` the id is empty.
+
+    Raises:
+        UserError: also, if a row has no id.
+    """
+    if id_column is not None and column is None:
+        raise UserError(f"the id column {id_column!r} was named, but not the text column; name both")
+    names = tuple(name for name in (column, id_column) if name is not None)
+    source = DataSource(path=str(path), columns=names or None, format=format, header=header)
+    table = open_table(source, max(1, len(names)))
     missing = 0
-    for number, (cell,) in table.rows:
+    for number, (cell, *rest) in table.rows:
         missing += cell is None
-        yield _text(table, number, cell)
+        if rest and (rest[0] is None or isinstance(rest[0], list | dict)):
+            raise UserError(f"{table.where(number)}: expected an id in column {id_column!r}, got {rest[0]!r}")
+        yield str(rest[0]) if rest else "", _text(table, number, cell)
     if missing:
         logger.warning("%s: %d row(s) hold no text (null) and were read as the empty text", table.name, missing)
 

@@ -226,7 +226,9 @@ def _choose(name: str, available: Sequence[str], columns: Sequence[str] | None, 
 
 
 def _no_column(name: str, missing: str, available: Sequence[str]) -> UserError:
-    return UserError(f"{name} has no column {missing!r}; it has {_listed(available) or 'none'}")
+    hint = ("; positions count from 1, in a file without a header (header=false, --no-header)" if missing.isdecimal()
+            else "")
+    return UserError(f"{name} has no column {missing!r}; it has {_listed(available) or 'none'}{hint}")
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -12,6 +12,8 @@ from distilface.training.config import LossConfig, ModelConfig, RunConfig
 
 VECTOR_LOSSES = ("cosine", "mse", "distribution", "teacher_contrast")
 """Losses that set a student's vector against a teacher's: both must be in one space."""
+TOKEN_LOSSES = ("hidden", "attention")
+"""Losses on the states of tokens, for which the teacher runs in every step."""
 
 
 class TeacherConfig(StrictModel):
@@ -81,6 +83,12 @@ class DistillLossConfig(LossConfig):
         distribution: ConGen: the distribution of cosines to a queue of teacher vectors.
         teacher_contrast: DistilCSE: InfoNCE that finds the teacher's vector among those of the batch and the queue.
         contrastive: the loss of `distilface train` for this kind of data.
+        hidden: TinyBERT: squared difference of the hidden states after each layer of the student and the layer of the
+            teacher that it stands for, through a learned linear map where the widths differ.
+        attention: MiniLMv2: how the tokens' queries, keys and values relate in the student's last layer.
+        layer_map: of ``hidden`` and ``attention``: the teacher's layer for each of the student's, numbered from 0. By
+            default the layers that were kept, for another student evenly spaced ones with the last among them.
+        attention_heads: pieces that ``attention`` cuts queries, keys and values into; the student's heads by default.
         temperature: of ``teacher_contrast`` and ``contrastive``.
         distribution_temperature, distribution_teacher_temperature: of ``distribution``.
         queue: teacher vectors of so many other training texts, drawn anew for every step.
@@ -88,7 +96,9 @@ class DistillLossConfig(LossConfig):
             their products as well as can be, and turned towards the student's vectors before training.
             ``learned``: a linear map of the student's vectors, fitted before training, trained along and dropped.
             By default ``none`` for equal widths, ``pca`` for a wider teacher, ``learned`` for a narrower one.
-        matryoshka: of ``similarity`` and ``contrastive``.
+        matryoshka: of all losses but ``hidden`` and ``attention``. The first ``d`` dimensions are told the teacher's
+            first ``d``, which ``pca``, then the default for equal widths, too, makes its best; or by ``learned`` the
+            whole vector.
     """
 
     cosine: float = Field(default=1.0, ge=0)
@@ -97,6 +107,10 @@ class DistillLossConfig(LossConfig):
     distribution: float = Field(default=0.0, ge=0)
     teacher_contrast: float = Field(default=0.0, ge=0)
     contrastive: float = Field(default=0.0, ge=0)
+    hidden: float = Field(default=0.0, ge=0)
+    attention: float = Field(default=0.0, ge=0)
+    layer_map: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+    attention_heads: int | None = Field(default=None, ge=1)
     distribution_temperature: float = Field(default=0.05, gt=0)
     distribution_teacher_temperature: float = Field(default=0.05, gt=0)
     queue: int = Field(default=4096, ge=0)
@@ -104,17 +118,25 @@ class DistillLossConfig(LossConfig):
 
     @model_validator(mode="after")
     def _something_to_learn(self) -> DistillLossConfig:
-        weights = (*VECTOR_LOSSES, "similarity", "contrastive")
-        if not any(getattr(self, name) for name in weights):
-            raise ValueError(f"every loss has weight 0; give one of {', '.join(weights)} a weight")
-        if not any(getattr(self, name) for name in (*VECTOR_LOSSES, "similarity")):
+        taught = (*VECTOR_LOSSES, "similarity", *TOKEN_LOSSES)
+        if not any(getattr(self, name) for name in (*taught, "contrastive")):
+            raise ValueError(f"every loss has weight 0; give one of {', '.join((*taught, 'contrastive'))} a weight")
+        if not any(getattr(self, name) for name in taught):
             raise ValueError("only contrastive has a weight, so the teacher is not used; run distilface train instead")
         if self.distribution and self.queue < 2:
             raise ValueError(f"distribution compares with a queue, but queue is {self.queue}; use some thousands")
-        if self.matryoshka and not (self.similarity or self.contrastive):
-            raise ValueError("matryoshka cuts the vectors of similarity and contrastive, and both have weight 0; give "
+        if self.matryoshka and not (self.needs_vectors or self.contrastive):
+            raise ValueError("matryoshka cuts sentence vectors, and every loss on them has weight 0; give cosine or "
                              "similarity a weight, or drop matryoshka")
+        for key, users in (("layer_map", TOKEN_LOSSES), ("attention_heads", ("attention",))):
+            if getattr(self, key) is not None and not any(getattr(self, name) for name in users):
+                raise ValueError(f"{key} is set, but {' and '.join(users)} has weight 0; give it one or drop {key}")
         return self
+
+    @property
+    def needs_vectors(self) -> bool:
+        """Whether a loss compares with the teacher's vectors."""
+        return any(getattr(self, name) for name in (*VECTOR_LOSSES, "similarity"))
 
 
 class DistillConfig(RunConfig):
@@ -147,4 +169,8 @@ class DistillConfig(RunConfig):
         if (self.teacher.vectors or "").endswith(".npy") and self.teacher.texts is None and (
                 len(self.data) > 1 or self.data[0].kind != "sentences"):
             raise ValueError("teacher.texts is not set; it says which text each row of teacher.vectors belongs to")
+        for name in TOKEN_LOSSES:
+            if getattr(self.loss, name) and self.teacher.vectors is not None:
+                raise ValueError(f"loss.{name} compares token by token, and teacher.vectors holds one vector a text; "
+                                 f"set teacher.name to a checkpoint, or loss.{name}=0")
         return self

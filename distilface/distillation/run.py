@@ -10,6 +10,7 @@ from typing import Any
 from distilface.distillation.config import DistillConfig, StudentConfig
 from distilface.distillation.objective import DistillObjective
 from distilface.distillation.teacher import cache_file, compute, identity, open_cached
+from distilface.distillation.tokens import token_losses
 from distilface.encoder import SentenceEncoder
 from distilface.errors import GateError
 from distilface.protocol import Vectors
@@ -18,10 +19,11 @@ from distilface.training.distributed import barrier
 from distilface.training.precision import resolve_device
 from distilface.training.progress import counting
 from distilface.training.run import Task, TrainResult, fit, load_encoder
+from distilface.training.trainer import OnEvaluation
 
 
 def distill(config: DistillConfig, out: Path, resume: bool = False, overwrite: bool = False,
-            progress: bool = True) -> TrainResult:
+            progress: bool = True, on_evaluation: OnEvaluation | None = None) -> TrainResult:
     """Train a student on a teacher's vectors and write it to ``out``.
 
     Teacher and student need not share a tokenizer: each is given the text itself. Everything else is as in
@@ -31,7 +33,7 @@ def distill(config: DistillConfig, out: Path, resume: bool = False, overwrite: b
     known = identity(config.teacher)
     task = Task("distill", "student", partial(load_student, config.student),
                 partial(_objective, config, known, progress), views=2 if config.loss.contrastive else 1,
-                keep_texts=True, identity={"teacher": known})
+                keep_texts=True, identity={"teacher": known}, on_evaluation=on_evaluation)
     return fit(config, task, out, resume, overwrite, progress)
 
 
@@ -47,8 +49,9 @@ def load_student(student: StudentConfig) -> SentenceEncoder:
 def _objective(config: DistillConfig, known: dict[str, Any], progress: bool, encoder: SentenceEncoder,
                texts: list[str] | None) -> DistillObjective:
     assert texts is not None
-    vectors = _teacher_vectors(config, known, texts, progress)
-    return DistillObjective.create(config.loss, vectors, encoder, texts, config.train.seed)
+    tokens = token_losses(config, encoder, texts)
+    vectors = _teacher_vectors(config, known, texts, progress) if config.loss.needs_vectors else None
+    return DistillObjective.create(config.loss, vectors, encoder, texts, config.train.seed, tokens)
 
 
 def _teacher_vectors(config: DistillConfig, known: dict[str, Any], texts: list[str], progress: bool) -> Vectors:

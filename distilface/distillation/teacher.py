@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distilface.artifact import Bundle, atomic_file, is_bundle
+from distilface.caching import cache_folder
 from distilface.data import DataSource, iter_texts
 from distilface.distillation.config import TeacherConfig
 from distilface.errors import GateError, UserError, require
@@ -57,8 +57,7 @@ def cache_file(teacher: TeacherConfig, known: dict[str, Any], texts: Sequence[st
     digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode())
     for text in texts:
         digest.update(text.encode("utf-8", "replace") + b"\x1e")
-    default = os.environ.get("DISTILFACE_CACHE") or Path.home() / ".cache" / "distilface"
-    return Path(teacher.cache or default) / "teacher" / f"{digest.hexdigest()[:32]}.npy"
+    return cache_folder("teacher", teacher.cache) / f"{digest.hexdigest()[:32]}.npy"
 
 
 def open_cached(file: Path, rows: int) -> Vectors | None:

@@ -3,6 +3,7 @@
 Everything here needs numpy and scipy only.
 """
 
+from distilface.evaluation.classification import accuracy, matthews
 from distilface.evaluation.correlation import Difference, bootstrap_difference, pearson, spearman
 from distilface.evaluation.geometry import Geometry, alignment, alignment_uniformity, uniformity
 from distilface.evaluation.retrieval import group_recall, recall_at_k
@@ -37,6 +38,7 @@ __all__ = [
     "StsPairs",
     "StsScores",
     "StsSet",
+    "accuracy",
     "alignment",
     "alignment_uniformity",
     "bootstrap_difference",
@@ -47,6 +49,7 @@ __all__ = [
     "load_sick",
     "load_sts",
     "load_sts_benchmark",
+    "matthews",
     "pearson",
     "recall_at_k",
     "similarities",

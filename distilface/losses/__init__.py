@@ -4,6 +4,8 @@ from distilface.losses.contrastive import duplicate_mask, info_nce
 from distilface.losses.distillation import (
     cosine_distance,
     distribution_cross_entropy,
+    hidden_distance,
+    relation_divergence,
     similarity_mse,
     squared_distance,
 )
@@ -17,7 +19,9 @@ __all__ = [
     "cosine_distance",
     "distribution_cross_entropy",
     "duplicate_mask",
+    "hidden_distance",
     "info_nce",
+    "relation_divergence",
     "similarity_mse",
     "squared_distance",
 ]

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from distilface.losses.blocks import over_rows
+
 
 def info_nce(anchors: Tensor, positives: Tensor, negatives: Tensor | None = None, *, temperature: float = 0.05,
              exclude: Tensor | None = None, symmetric: bool = False, hard_negative_weight: float = 0.0) -> Tensor:
@@ -33,28 +35,38 @@ def info_nce(anchors: Tensor, positives: Tensor, negatives: Tensor | None = None
     Returns:
         The mean over rows, a float32 scalar.
     """
-    n = len(anchors)
     with torch.autocast(anchors.device.type, enabled=False):
         queries = functional.normalize(anchors.float(), dim=-1)
         columns = functional.normalize(positives.float(), dim=-1)
-        own = torch.eye(n, dtype=torch.bool, device=anchors.device)
-        targets = torch.arange(n, device=anchors.device)
-        forward = queries @ columns.T / temperature
-        backward = forward.T
-        if exclude is not None:
-            masked = exclude[:, :n] & ~own
-            forward = forward.masked_fill(masked, -torch.inf)
-            backward = backward.masked_fill(masked, -torch.inf)
+        candidates = columns
         if negatives is not None:
-            hard = queries @ functional.normalize(negatives.float(), dim=-1).T / temperature
-            if hard_negative_weight:
-                per_anchor = len(negatives) // n
-                hard = hard + hard_negative_weight * own.repeat_interleave(per_anchor, dim=1)
-            if exclude is not None:
-                hard = hard.masked_fill(exclude[:, n:], -torch.inf)
-            forward = torch.cat([forward, hard], dim=1)
-        loss = functional.cross_entropy(forward, targets)
-        return (loss + functional.cross_entropy(backward, targets)) / 2 if symmetric else loss
+            candidates = torch.cat([columns, functional.normalize(negatives.float(), dim=-1)])
+        forward = _cross_entropy(queries, candidates, temperature, exclude, hard_negative_weight)
+        if not symmetric:
+            return forward
+        return (forward + _cross_entropy(columns, queries, temperature, exclude)) / 2
+
+
+def _cross_entropy(queries: Tensor, candidates: Tensor, temperature: float, exclude: Tensor | None,
+                   hard_negative_weight: float = 0.0) -> Tensor:
+    """The mean over rows of ``-log softmax(queries @ candidates.T / temperature)[i, i]``, both of unit length."""
+    n = len(queries)
+    per_anchor = (len(candidates) - n) // n
+
+    def rows(block: slice) -> Tensor:
+        targets = torch.arange(block.start, block.stop, device=queries.device)
+        logits = queries[block] @ candidates.T / temperature
+        if hard_negative_weight and per_anchor:
+            owners = torch.arange(n, device=queries.device).repeat_interleave(per_anchor)
+            own = functional.pad(owners == targets[:, None], (n, 0))
+            logits = logits + hard_negative_weight * own
+        if exclude is not None:
+            masked = exclude[block, : len(candidates)].clone()
+            masked[:, block].fill_diagonal_(False)  # the row's own positive
+            logits = logits.masked_fill(masked, -torch.inf)
+        return functional.cross_entropy(logits, targets, reduction="sum")
+
+    return torch.stack(list(over_rows(rows, n, len(candidates)))).sum() / n
 
 
 def duplicate_mask(same: NDArray[np.int64], negatives: NDArray[np.int64] | None = None) -> NDArray[np.bool_]:
@@ -73,18 +85,19 @@ def duplicate_mask(same: NDArray[np.int64], negatives: NDArray[np.int64] | None 
     n = len(same)
     columns = 0 if negatives is None else len(negatives)
     mask = np.zeros((n, n + columns), dtype=bool)
-    values, codes = np.unique(same, return_inverse=True)
-    codes = codes.reshape(same.shape)
-    row_of_code = np.repeat(np.arange(n), same.shape[1])
-    valid = same.ravel() >= 0
-    holds = np.zeros((n, len(values)), dtype=np.float32)
-    holds[row_of_code[valid], codes.ravel()[valid]] = 1
-    shared = holds.sum(axis=0) > 1
-    if shared.any():
-        mask[:, :n] = holds[:, shared] @ holds[:, shared].T > 0
-        np.fill_diagonal(mask[:, :n], False)
+    # Rows sorted by the text they hold; those of text i are holders[starts[i] : starts[i + 1]].
+    row, column = np.nonzero(same >= 0)
+    held = np.unique(np.stack([same[row, column], row], axis=1), axis=0)
+    values, starts = np.unique(held[:, 0], return_index=True)
+    holders = held[:, 1]
+    ends = np.append(starts[1:], len(holders))
+    for text in np.nonzero(ends - starts > 1)[0]:
+        rows = holders[starts[text] : ends[text]]
+        mask[np.ix_(rows, rows)] = True
+    np.fill_diagonal(mask[:, :n], False)
     if negatives is not None:
         position = np.searchsorted(values, negatives).clip(max=len(values) - 1)
-        known = values[position] == negatives
-        mask[:, n:][:, known] = holds[:, position[known]] > 0
+        for index in np.nonzero(values[position] == negatives)[0]:
+            text = position[index]
+            mask[holders[starts[text] : ends[text]], n + index] = True
     return mask

@@ -1,4 +1,4 @@
-"""What a student's vectors are told by a teacher's: ``[n, d]`` against ``[n, d]``, row by row or all against all."""
+"""What a student is told by its teacher: vectors ``[n, d]`` against ``[n, d]``, and states of tokens, row by row."""
 
 from __future__ import annotations
 
@@ -53,3 +53,51 @@ def distribution_cross_entropy(student: Tensor, teacher: Tensor, queue: Tensor, 
         theirs = functional.log_softmax(functional.normalize(teacher.float(), dim=-1) @ rows / teacher_temperature,
                                         dim=-1)
         return functional.kl_div(ours, theirs, reduction="batchmean", log_target=True)
+
+
+def hidden_distance(student: Tensor, teacher: Tensor, mask: Tensor) -> Tensor:
+    """TinyBERT's hidden-state loss (Jiao et al., EMNLP Findings 2020, equation 8) of every text.
+
+    ``1 / (n d) * sum over its n tokens |s - t|^2``: padding does not count, and each text has the same weight.
+
+    Args:
+        student, teacher: states ``[b, s, d]`` of one layer each.
+        mask: ``[b, s]``, 1 for tokens.
+
+    Returns:
+        ``[b]``.
+    """
+    with torch.autocast(student.device.type, enabled=False):
+        return _token_mean((student.float() - teacher.float()).square().mean(dim=-1), mask)
+
+
+def relation_divergence(student: Tensor, teacher: Tensor, mask: Tensor, heads: int) -> Tensor:
+    """MiniLMv2's self-attention relation loss (Wang et al., ACL Findings 2021, section 3) of every text.
+
+    For queries, or keys, or values A, cut into ``heads`` pieces of width ``d_r``: every token has a distribution over
+    the tokens of its text, ``softmax(A A^T / sqrt(d_r))``. The Kullback-Leibler divergence from the teacher's to the
+    student's is averaged over heads and tokens. The widths may differ: only ``heads`` must divide both.
+
+    Args:
+        student, teacher: ``[b, s, d]``, queries, keys or values of one layer each.
+        mask: ``[b, s]``, 1 for tokens.
+
+    Returns:
+        ``[b]``.
+    """
+    with torch.autocast(student.device.type, enabled=False):
+        ours, theirs = (_relations(states.float(), mask, heads) for states in (student, teacher))
+        divergence = (theirs.exp() * (theirs - ours)).sum(dim=-1)  # [b, heads, s]
+        return _token_mean(divergence.mean(dim=1), mask)
+
+
+def _relations(states: Tensor, mask: Tensor, heads: int) -> Tensor:
+    """Logarithms of the distributions, ``[b, heads, s, s]``."""
+    pieces = states.unflatten(-1, (heads, -1)).transpose(1, 2)
+    scores = pieces @ pieces.transpose(-1, -2) / pieces.shape[-1] ** 0.5
+    # Not -inf: 0 * (-inf - -inf) is no number.
+    return functional.log_softmax(scores.masked_fill(mask[:, None, None, :] == 0, -1e9), dim=-1)
+
+
+def _token_mean(values: Tensor, mask: Tensor) -> Tensor:
+    return (values * mask).sum(dim=1) / mask.sum(dim=1)

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from distilface.losses.blocks import over_rows
+
 
 def cosent(first: Tensor, second: Tensor, scores: Tensor, *, temperature: float = 0.05) -> Tensor:
     """CoSENT: ranks pairs by cosine (Su, 2022; Huang et al., TASLP 2024, equation 6).
@@ -45,7 +47,10 @@ def angle(first: Tensor, second: Tensor, scores: Tensor, *, temperature: float =
 
 
 def _ranked(similarities: Tensor, scores: Tensor, temperature: float) -> Tensor:
-    differences = (similarities.unsqueeze(0) - similarities.unsqueeze(1)) / temperature
-    wrong_if_positive = scores.unsqueeze(1) > scores.unsqueeze(0)
-    terms = differences.masked_fill(~wrong_if_positive, -torch.inf).flatten()
-    return torch.cat([terms.new_zeros(1), terms]).logsumexp(dim=0)
+    def rows(block: slice) -> Tensor:
+        differences = (similarities.unsqueeze(0) - similarities[block].unsqueeze(1)) / temperature
+        wrong_if_positive = scores[block].unsqueeze(1) > scores.unsqueeze(0)
+        return differences.masked_fill(~wrong_if_positive, -torch.inf).flatten().logsumexp(dim=0)
+
+    terms = list(over_rows(rows, len(scores), len(scores)))
+    return torch.stack([similarities.new_zeros(()), *terms]).logsumexp(dim=0)

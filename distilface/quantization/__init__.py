@@ -1,23 +1,21 @@
-"""`quantize`: a bundle gains an INT8 variant that passed its gate, or stays as it was."""
+"""`quantize`: a bundle gains a smaller variant that passed its gate, or stays as it was."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any
 
 import numpy as np
 
 from distilface.artifact import (
     VARIANT_FILES,
     Bundle,
-    Kind,
     Variant,
     atomic_directory,
     atomic_file,
@@ -28,27 +26,26 @@ from distilface.errors import UserError, require
 from distilface.evaluation import StsPairs
 from distilface.modelcard import write_card
 from distilface.parity import batch_dependence, cosines
-from distilface.quantization.gate import GateResult, enforce, measure
+from distilface.quantization.gate import GateResult, broken_limits, enforce, measure
+from distilface.quantization.graphs import Progress, write_graph
+from distilface.quantization.recipe import CALIBRATED_MODES, Mode, Recipe, recipe_of
 from distilface.runtime import Encoder
 from distilface.tokenizer import Tokenizer, check_texts
-
-Mode = Literal["dynamic", "static"]
-MODES = ("dynamic", "static")
-ISA_LIMITS = {"vnni": 127, "any": 64}
-"""Largest INT8 weight. Without VNNI two U8xS8 products are added in 16 bits, which 2 x 255 x 64 = 32,640 still fits."""
 
 MAX_DROP = 1.0
 MAX_UNLIKENESS = 2.0
 """Default limit without labelled pairs. Similarities of random pairs reorder more easily than judgements change: a loss
 of 1 point there goes with some 0.1 point of STS."""
 MIN_COSINE = 0.95
+MIN_COSINES = {"w4": 0.9, "fp16": 0.999}
+"""The others' default is `MIN_COSINE`."""
+MAX_UNLIKENESSES = {"w4": 4.0}
+"""The others' default is `MAX_UNLIKENESS`."""
 CALIBRATION_TEXTS = 300
 MIN_TEXTS = 10
 HELD_OUT_TEXTS = 200
 MAX_READ_TEXTS = 100_000
 FLOOR_MARGIN = 0.01
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -64,22 +61,35 @@ class QuantizeResult:
 
 def quantize(bundle: str | Path, mode: Mode = "dynamic", calibration: Sequence[str] | None = None,
              out: str | Path | None = None, overwrite: bool = False, max_drop: float | None = None,
-             min_cosine: float = MIN_COSINE, labelled: StsPairs | None = None, target_isa: str = "vnni",
-             calibration_texts: int = CALIBRATION_TEXTS, progress: Progress | None = None) -> QuantizeResult:
-    """Add an INT8 variant to a bundle: every MatMul with a weight on integers, the embedding tables row-wise INT8.
+             min_cosine: float | None = None, labelled: StsPairs | None = None, target_isa: str | None = None,
+             calibration_texts: int = CALIBRATION_TEXTS, progress: Progress | None = None,
+             embeddings: str | None = None, block_size: int | None = None, keep_float: str | None = None,
+             ranges: str | None = None) -> QuantizeResult:
+    """Add a smaller variant to a bundle.
 
     Args:
-        mode: ``static`` needs ``calibration`` and gives vectors that never depend on their neighbours; ``dynamic``
-            needs nothing and takes its ranges from each batch.
+        mode: ``static``, ``dynamic`` and ``token`` put every MatMul with a weight on integers. ``static`` needs
+            ``calibration``; ``dynamic`` takes its ranges from each batch, ``token`` from each token. ``w8`` and ``w4``
+            store weights in 8 or 4 bits and multiply in float. ``fp16`` is for GPUs. Only a ``dynamic`` vector
+            depends on its neighbours.
         calibration: sentences of the kind the model will see. The first ``calibration_texts`` set the ranges, later
-            ones (up to 200) are held out for the gate. In dynamic mode they serve the gate alone.
+            ones (up to 200) are held out for the gate. ``w4`` uses them likewise, if given, to round better (GPTQ); in
+            the other modes they serve the gate alone.
         out: write a copy of the bundle there; by default the bundle itself gains the variant.
         overwrite: replace the variant, or the folder ``out``, if it exists.
         max_drop: most Spearman points that may be lost; on ``labelled`` pairs where given (default 1), else against
-            fp32's own similarities of held-out texts (default 2).
-        min_cosine: least cosine of any held-out vector to its fp32 vector.
-        target_isa: ``vnni`` (avx512_vnni, avx_vnni, and Arm with dot products), or ``any``: weights limited to 64,
-            so that processors without VNNI can't saturate.
+            fp32's own similarities of held-out texts (default 2, for ``w4`` 4).
+        min_cosine: least cosine of any held-out vector to its fp32 vector; default 0.95, for
+            ``w4`` 0.9, for ``fp16`` 0.999.
+        target_isa: of the INT8 modes. ``vnni`` (default): x86 with avx512_vnni or avx_vnni. ``avx2``: weights limited
+            to 64, so that older x86 can't saturate. ``arm``: static activations as INT8. ``any``: right everywhere.
+        embeddings: ``int8`` rows, ``int4`` blocks or ``fp32``; default as the weights.
+        block_size: weights that share a scale, in ``w8`` (default 128) and ``w4`` (32).
+
+        keep_float: in ``static``, what stays float: ``auto`` (default), the fewest groups of MatMuls with which the
+            gate passes, at most half; a number, those whose quantization moves the vectors most; or names.
+        ranges: in ``static``, how activation ranges are found: ``search`` (default) takes the one of least output
+            error; ``minmax``, ``mse``, ``entropy``, ``percentile99.9``, ``percentile99.99``, ``percentile99.999``.
 
     Raises:
         UserError: wrong arguments; a bundle that already has the variant; too few calibration texts.
@@ -87,8 +97,11 @@ def quantize(bundle: str | Path, mode: Mode = "dynamic", calibration: Sequence[s
     """
     require("onnx", "export", "quantizing a graph")
     require("scipy", "export", "the quantization gate")
-    opened, name = Bundle.open(bundle), f"int8-{mode}"
-    _check_arguments(opened, name, mode, calibration, out, overwrite, target_isa, max_drop, min_cosine)
+    recipe = recipe_of(mode, embeddings, block_size, target_isa, keep_float, ranges)
+    opened, name = Bundle.open(bundle), recipe.variant
+    if min_cosine is None:
+        min_cosine = MIN_COSINES.get(mode, MIN_COSINE)
+    _check_arguments(opened, recipe, calibration, out, overwrite, max_drop, min_cosine)
     destination = check_output(out, overwrite, [opened.folder]) if out is not None else None
     if destination is None and not os.access(opened.folder / "onnx", os.W_OK):
         raise UserError(f"bundle {str(opened.folder)!r} can't be written: no permission; pass --out FOLDER")
@@ -100,12 +113,19 @@ def quantize(bundle: str | Path, mode: Mode = "dynamic", calibration: Sequence[s
     opened.check_file(VARIANT_FILES["fp32"])
     with tempfile.TemporaryDirectory(prefix="distilface-quantize-") as work:
         scratch = Path(work) / "model.onnx"
-        recipe, hint = _write_graph(graph, scratch, mode, tokenizer, fitting, ISA_LIMITS[target_isa], say)
+        limit = MAX_DROP if labelled is not None else MAX_UNLIKENESSES.get(mode, MAX_UNLIKENESS)
+        limits = (limit if max_drop is None else max_drop, min_cosine)
+        results: list[GateResult] = []
+
+        def passes() -> bool:
+            results.append(_gate(graph, scratch, tokenizer, held_out, labelled))
+            return not broken_limits(results[-1], *limits)
+
+        record, hint = write_graph(graph, scratch, recipe, tokenizer, fitting, say, passes)
         say("checking against fp32", 0, 1)
-        result = _gate(graph, scratch, tokenizer, held_out, labelled)
-        limit = MAX_DROP if labelled is not None else MAX_UNLIKENESS
-        enforce(result, limit if max_drop is None else max_drop, min_cosine, hint)
-        variant = _describe(scratch, name, opened, tokenizer, result, recipe | {"target_isa": target_isa})
+        result = results[-1] if results else _gate(graph, scratch, tokenizer, held_out, labelled)
+        enforce(result, *limits, hint)
+        variant = _describe(scratch, recipe, opened, tokenizer, result, record)
         say("checking against fp32", 1, 1)
         if destination is None:
             _install(opened.folder, opened, name, variant, scratch)
@@ -117,25 +137,21 @@ def quantize(bundle: str | Path, mode: Mode = "dynamic", calibration: Sequence[s
     return QuantizeResult(finished, name, finished.variant(name), finished.variant("fp32").size, result)
 
 
-def _check_arguments(bundle: Bundle, name: str, mode: str, calibration: Sequence[str] | None,
-                     out: str | Path | None, overwrite: bool, target_isa: str, max_drop: float | None,
-                     min_cosine: float) -> None:
-    if mode not in MODES:
-        raise UserError(f"unknown mode {mode!r}; allowed: {', '.join(MODES)}")
-    if target_isa not in ISA_LIMITS:
-        raise UserError(f"unknown target ISA {target_isa!r}; allowed: {', '.join(ISA_LIMITS)}")
+def _check_arguments(bundle: Bundle, recipe: Recipe, calibration: Sequence[str] | None, out: str | Path | None,
+                     overwrite: bool, max_drop: float | None, min_cosine: float) -> None:
     if max_drop is not None and not max_drop >= 0:
         raise UserError(f"max_drop is {max_drop}; allowed: 0 or more, in Spearman points")
     if not -1 <= min_cosine <= 1:
         raise UserError(f"min_cosine is {min_cosine}; allowed: -1 to 1")
-    if mode == "static" and calibration is None:
+    if recipe.mode == "static" and calibration is None:
         raise UserError("static INT8 needs sentences to calibrate on: --calibration FILE (some 500 of the kind the "
-                        "model will see), or use --mode dynamic")
+                        "model will see), or use --mode token or dynamic")
     if "fp32" not in bundle.manifest.variants:
         raise UserError(f"bundle {str(bundle.folder)!r} has no fp32 variant to quantize; it has "
                         f"{', '.join(bundle.variant_names)}: export the checkpoint again")
-    if name in bundle.manifest.variants and out is None and not overwrite:
-        raise UserError(f"bundle {str(bundle.folder)!r} already has {name}; pass --overwrite to replace it, or --out")
+    if recipe.variant in bundle.manifest.variants and out is None and not overwrite:
+        raise UserError(f"bundle {str(bundle.folder)!r} already has {recipe.variant}; pass --overwrite to replace it, "
+                        "or --out")
 
 
 def _split(calibration: Sequence[str] | None, mode: str, fitting: int) -> tuple[list[str], list[str]]:
@@ -149,49 +165,10 @@ def _split(calibration: Sequence[str] | None, mode: str, fitting: int) -> tuple[
         raise UserError(f"calibration got {len(distinct)} distinct text(s); give at least {MIN_TEXTS}, better 500 "
                         "sentences of the kind the model will see")
     random.Random(0).shuffle(distinct)
-    if mode == "dynamic":
+    if mode not in CALIBRATED_MODES:
         return [], distinct[:HELD_OUT_TEXTS]
     size = min(HELD_OUT_TEXTS, max(2, len(distinct) - fitting, len(distinct) // 5))
     return distinct[size : size + fitting], distinct[:size]
-
-
-def _write_graph(graph: Path, scratch: Path, mode: str, tokenizer: Tokenizer, fitting: list[str], limit: int,
-                 say: Progress) -> tuple[dict[str, Any], str]:
-    """Write the quantized graph; returns its recipe and, for the gate's message, what to try when it is not enough."""
-    import onnx
-
-    from distilface.calibration import collect
-    from distilface.quantization.dynamic import quantize_dynamic
-    from distilface.quantization.static import groups_of, quantize_static
-
-    model = onnx.load(str(graph))
-    groups = groups_of(model)
-    if not groups:
-        raise UserError(f"{str(graph)!r} has no MatMul with a float weight; it is quantized already")
-    if mode == "dynamic":
-        say("quantizing", 0, 1)
-        quantized = quantize_dynamic(model, limit)
-        recipe: dict[str, Any] = {"mode": mode, "weights": "int8 per channel", "tables": "int8 per row"}
-        hint = "Try --mode static with --calibration FILE"
-    else:
-        stats = collect(model, [group.source for group in groups], tokenizer, fitting,
-                        lambda done, total: say("calibrating", done, total))
-        quantized, choices = quantize_static(model, stats, limit=limit,
-                                             progress=lambda done, total: say("quantizing", done, total))
-        worst = sorted(choices.items(), key=lambda item: -item[1].error)[:3]
-        named = ", ".join(f"{source} (relative error {choice.error:.1e})" for source, choice in worst)
-        hint = f"The nodes that hurt most: {named}. Try more calibration texts of the right kind"
-        recipe = {
-            "mode": mode, "weights": "int8 per channel", "tables": "int8 per row",
-            "calibration": {"texts": len(fitting), "sha256": _hash(fitting)},
-            "groups": {source: {"smoothing": choice.smoothing, "clipping": choice.clipping,
-                                "relative_error": float(f"{choice.error:.3g}")}
-                       for source, choice in choices.items()},
-        }
-    onnx.checker.check_model(quantized)
-    onnx.save_model(quantized, str(scratch))
-    say("quantizing", 1, 1)
-    return recipe, hint
 
 
 def _gate(graph: Path, scratch: Path, tokenizer: Tokenizer, texts: list[str],
@@ -199,10 +176,13 @@ def _gate(graph: Path, scratch: Path, tokenizer: Tokenizer, texts: list[str],
     return measure(Encoder(graph, tokenizer), Encoder(scratch, tokenizer), texts, labelled)
 
 
-def _describe(scratch: Path, name: str, bundle: Bundle, tokenizer: Tokenizer, result: GateResult,
-              recipe: dict[str, Any]) -> Variant:
+def _describe(scratch: Path, recipe: Recipe, bundle: Bundle, tokenizer: Tokenizer, result: GateResult,
+              record: dict[str, Any]) -> Variant:
     """The manifest entry. Its cosine floor covers the held-out and the awkward texts, alone and with neighbours."""
+    import onnx
+
     from distilface.onnxgraph import describe_variant
+    from distilface.quantization.notes import notes_on
 
     encoder = Encoder(scratch, tokenizer)
     dependence = batch_dependence(encoder)
@@ -211,15 +191,10 @@ def _describe(scratch: Path, name: str, bundle: Bundle, tokenizer: Tokenizer, re
     alone = np.concatenate([encoder.embed_batch([item.ids]) for item in golden])
     together = encoder.embed_batch([item.ids for item in golden])
     worst = min(result.minimum_cosine, cosines(alone, expected).min(), cosines(together, expected).min())
-    notes = []
-    if name == "int8-dynamic":
-        notes.append(f"a vector depends on what else is in its batch: cosine down to {dependence:.4f} between a text "
-                     "alone and beside long ones")
-    if recipe["target_isa"] == "vnni":
-        notes.append("weights use the full INT8 range; on x86 processors without VNNI the products can saturate")
     floor = round(float(worst) - FLOOR_MARGIN, 4)
-    return describe_variant(scratch, VARIANT_FILES[name], cast(Kind, name), dependence, floor,
-                            recipe | {"gate": asdict(result)}, notes)
+    variant = describe_variant(scratch, VARIANT_FILES[recipe.variant], recipe.kind, dependence, floor,
+                               record | {"gate": asdict(result)})
+    return variant.model_copy(update={"notes": notes_on(variant, recipe, onnx.load(str(scratch)))})
 
 
 def _install(folder: Path, bundle: Bundle, name: str, variant: Variant, scratch: Path) -> None:
@@ -232,7 +207,3 @@ def _install(folder: Path, bundle: Bundle, name: str, variant: Variant, scratch:
     manifest = bundle.manifest.model_copy(update={"variants": variants, "scores": scores})
     write_card(folder, manifest)
     write_manifest(folder, manifest)
-
-
-def _hash(texts: Sequence[str]) -> str:
-    return hashlib.sha256("\n".join(texts).encode()).hexdigest()

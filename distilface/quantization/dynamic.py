@@ -11,8 +11,10 @@ from typing import Any
 import onnx
 from onnx import helper
 
+from distilface.isa import FULL_RANGE
 from distilface.onnxgraph import GraphIndex, add_initializers, remove_unused, sort_topologically
-from distilface.quantization.weights import FULL_RANGE, quantize_tables, symmetric_int8
+from distilface.quantization.norms import smooth_layer_norms
+from distilface.quantization.weights import symmetric_int8
 
 
 def quantize_dynamic(model: Any, limit: int = FULL_RANGE) -> Any:
@@ -26,6 +28,7 @@ def quantize_dynamic(model: Any, limit: int = FULL_RANGE) -> Any:
     """
     quantized = onnx.ModelProto()
     quantized.CopyFrom(model)
+    smooth_layer_norms(quantized)
     graph = quantized.graph
     index = GraphIndex(graph)
     nodes: list[Any] = []
@@ -51,7 +54,6 @@ def quantize_dynamic(model: Any, limit: int = FULL_RANGE) -> Any:
         ]
         graph.node.remove(matmul)
     graph.node.extend(nodes)
-    quantize_tables(quantized)
     remove_unused(graph)
     sort_topologically(graph)
     return quantized

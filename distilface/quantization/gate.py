@@ -52,14 +52,19 @@ def measure(reference: SentenceVectors, candidate: SentenceVectors, texts: Seque
 
 def enforce(result: GateResult, max_drop: float, min_cosine: float, hint: str) -> None:
     """Raise `GateError` when a limit is broken; ``hint`` says which nodes hurt or what to try."""
+    if found := broken_limits(result, max_drop, min_cosine):
+        raise GateError(f"quantization gate failed on {result.texts} held-out texts: {'; '.join(found)}. {hint}")
+
+
+def broken_limits(result: GateResult, max_drop: float, min_cosine: float) -> list[str]:
+    """What was measured and is not allowed, in words."""
     broken = []
     if not result.minimum_cosine >= min_cosine:
         broken.append(f"minimum cosine to fp32 is {result.minimum_cosine:.4f} (allowed: {min_cosine} or more)")
     if not result.drop <= max_drop:
         what = "Spearman drop" if result.labelled else "Spearman drop against fp32's own similarities"
         broken.append(f"{what} is {result.drop:.2f} points (allowed: {max_drop} or less)")
-    if broken:
-        raise GateError(f"quantization gate failed on {result.texts} held-out texts: {'; '.join(broken)}. {hint}")
+    return broken
 
 
 def _unlike(expected: Vectors, found: Vectors) -> tuple[float, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from distilface.benchmarking.results import BenchReport, SubjectResult
+from distilface.benchmarking.subjects import BUNDLE_BACKENDS
 from distilface.config import StrictModel
 from distilface.report.text import cosine, megabytes, signed, times
 
@@ -29,7 +30,7 @@ def ship(report: BenchReport, max_drop: float = MAX_DROP, min_cosine: float = MI
     Quality holds within ``max_drop`` points of Spearman of the baseline; where no STS was measured, at a mean cosine to
     fp32 of at least ``min_cosine``. Only bundles can be shipped; without any, everything is a candidate.
     """
-    deployable = [r for r in report.subjects if r.backend == "onnxruntime"] or list(report.subjects)
+    deployable = [r for r in report.subjects if r.backend in BUNDLE_BACKENDS] or list(report.subjects)
     judged = {result.name: _quality(report, result, max_drop, min_cosine) for result in deployable}
     passing = [result for result in deployable if judged[result.name][0]]
     others = {result.name: judged[result.name][1] for result in deployable if not judged[result.name][0]}

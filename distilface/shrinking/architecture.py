@@ -1,8 +1,8 @@
-"""Where each family keeps its layers and FFNs, and what its config calls their number and width."""
+"""Where each family keeps its layers, FFNs and attention, and what its config calls their number and width."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -17,6 +17,7 @@ class Family:
     Attributes:
         width_key: the config's name for the number of FFN units.
         positions_follow_padding: position ids start after the padding id, so that id must not move.
+        attention: the maps to queries, keys and values in a layer.
     """
 
     layers: str
@@ -24,14 +25,16 @@ class Family:
     down: str
     width_key: str
     positions_follow_padding: bool = False
+    attention: tuple[str, str, str] = ("attention.self.query", "attention.self.key", "attention.self.value")
 
 
 _BERT = Family("encoder.layer", "intermediate.dense", "output.dense", "intermediate_size")
 _ROBERTA = Family(_BERT.layers, _BERT.up, _BERT.down, _BERT.width_key, positions_follow_padding=True)
 FAMILIES = {
-    "distilbert": Family("transformer.layer", "ffn.lin1", "ffn.lin2", "hidden_dim"),
+    "distilbert": Family("transformer.layer", "ffn.lin1", "ffn.lin2", "hidden_dim",
+                         attention=("attention.q_lin", "attention.k_lin", "attention.v_lin")),
     "bert": _BERT, "electra": _BERT, "roberta": _ROBERTA, "xlm-roberta": _ROBERTA, "camembert": _ROBERTA,
-    "mpnet": _ROBERTA,
+    "mpnet": replace(_ROBERTA, attention=("attention.attn.q", "attention.attn.k", "attention.attn.v")),
 }
 
 

@@ -95,7 +95,14 @@ class LoopConfig(StrictModel):
         max_length: tokens of a training text, special tokens included; longer ones are cut. Apart from the deployed
             model's limit.
         max_steps, epochs: one of them; one epoch when neither is given.
-        gradient_accumulation: batches to one optimizer step. Negatives come from one batch only.
+        chunk_tokens: a process's share of a batch goes through the encoder in chunks of texts of similar length, of at
+            most so many tokens with padding; a longer text is a chunk of its own. The default fills a CPU; a GPU is
+            only busy with more.
+        gradient_caching: keep no activations beyond one chunk: the memory of a batch of any size is that of
+            ``chunk_tokens``, its gradients are the same, and it takes a second forward pass. See
+            `distilface.training.forward.PooledEncoder`.
+        gradient_accumulation: batches to one optimizer step. Negatives come from one batch only: for more of them,
+            raise ``batch_size``, with ``gradient_caching``.
         warmup_ratio, warmup_steps: share of the steps, or number of steps, in which the learning rate rises from 0.
         schedule: the learning rate after warm-up.
         max_grad_norm: gradients are scaled down to this norm; 0 turns it off.
@@ -105,6 +112,8 @@ class LoopConfig(StrictModel):
         last_batch: the incomplete batch at the end of an epoch is dropped (other examples next epoch), or kept; a rest
             too small to train on is then merged into the batch before.
         window: batches hold texts of similar length, sorted within random windows of so many batches; 0 turns it off.
+        token_cache: keep the token ids of the text for the next run in ``$DISTILFACE_CACHE``, else
+            ``~/.cache/distilface``; see `distilface.training.token_cache`.
         log_every: steps between two logged losses.
         save_every: steps between two checkpoints to resume from; as often as dev evaluations, else 500.
         tensorboard: by default where the package is installed.
@@ -115,6 +124,8 @@ class LoopConfig(StrictModel):
     max_length: int = Field(default=32, ge=3)
     max_steps: int | None = Field(default=None, ge=1)
     epochs: float | None = Field(default=None, gt=0)
+    chunk_tokens: int = Field(default=2048, ge=1)
+    gradient_caching: bool = False
     gradient_accumulation: int = Field(default=1, ge=1)
     warmup_ratio: float | None = Field(default=None, ge=0, lt=1)
     warmup_steps: int | None = Field(default=None, ge=0)
@@ -126,6 +137,7 @@ class LoopConfig(StrictModel):
     seed: int = Field(default=42, ge=0, lt=2**32)
     last_batch: Literal["drop", "keep"] = "drop"
     window: int = Field(default=64, ge=0)
+    token_cache: bool = True
     log_every: int = Field(default=10, ge=1)
     save_every: int | None = Field(default=None, ge=1)
     tensorboard: bool | None = None

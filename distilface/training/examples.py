@@ -41,20 +41,35 @@ class TokenRows:
         self.texts: list[str] | None = [] if keep_texts else None
         self._tokenizer = tokenizer
         self._numbers: dict[bytes, int] = {}
-        self._ids = array("i")
-        self._starts = array("q", [0])
+        self.ids: array[int] | NDArray[np.int32] = array("i")
+        self.starts: array[int] | NDArray[np.int64] = array("q", [0])
+
+    @classmethod
+    def stored(cls, tokenizer: Tokenizer, ids: NDArray[np.int32], starts: NDArray[np.int64],
+               texts: list[str] | None) -> TokenRows:
+        """Complete rows from a cache: row ``i`` is ``ids[starts[i] : starts[i + 1]]``.
+
+        Raises:
+            ValueError: if these do not fit together.
+        """
+        if len(starts) == 0 or starts[-1] != len(ids) or (texts is not None and len(texts) != len(starts) - 1):
+            raise ValueError("ids, starts and texts differ in length")
+        rows = cls(tokenizer)
+        rows.ids, rows.starts, rows.texts = ids, starts, texts
+        return rows
 
     def add(self, texts: Sequence[str]) -> NDArray[np.int64]:
         """The number of each text's row, ``[len(texts)]``."""
+        assert isinstance(self.ids, array) and isinstance(self.starts, array), "rows from a cache are complete"
         numbers = np.empty(len(texts), dtype=np.int64)
         for start in range(0, len(texts), _CHUNK):
             chunk = check_texts(texts[start : start + _CHUNK])
             for offset, ids in enumerate(self._tokenizer.encode_batch(chunk)):
                 row = array("i", ids)
                 number = self._numbers.setdefault(row.tobytes(), len(self._numbers))
-                if number == len(self._starts) - 1:
-                    self._ids.extend(row)
-                    self._starts.append(len(self._ids))
+                if number == len(self.starts) - 1:
+                    self.ids.extend(row)
+                    self.starts.append(len(self.ids))
                     if self.texts is not None:
                         self.texts.append(chunk[offset])
                 numbers[start + offset] = number
@@ -63,12 +78,13 @@ class TokenRows:
     @property
     def lengths(self) -> NDArray[np.int64]:
         """Tokens in each distinct row."""
-        starts = np.frombuffer(self._starts, dtype=np.int64)
+        starts = np.asarray(self.starts)
         return starts[1:] - starts[:-1]
 
     def batch(self, numbers: Iterable[int]) -> dict[str, NDArray[np.int64]]:
         """Padded ``input_ids`` and ``attention_mask`` of these rows, as wide as the longest."""
-        return self._tokenizer.pad([self._ids[self._starts[n] : self._starts[n + 1]] for n in numbers])
+        rows: list[Any] = [self.ids[self.starts[n] : self.starts[n + 1]] for n in numbers]
+        return self._tokenizer.pad(rows)
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,12 +29,12 @@ from distilface.training.arguments import count_steps, training_arguments
 from distilface.training.batches import BatchPlan, MicroBatches
 from distilface.training.config import LoopConfig, ModelConfig, RunConfig, TrainConfig
 from distilface.training.distributed import barrier
-from distilface.training.examples import TokenRows, load_examples
 from distilface.training.objective import ContrastiveObjective, Objective
 from distilface.training.precision import resolve_precision
 from distilface.training.progress import ProgressBar, TensorBoard
 from distilface.training.resume import RUN_FILE, check_same_run, enter
-from distilface.training.trainer import ContrastiveTrainer, find_checkpoint
+from distilface.training.token_cache import load_data
+from distilface.training.trainer import ContrastiveTrainer, OnEvaluation, find_checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +84,8 @@ class Task:
         views: see `BatchPlan`.
         keep_texts: see `TokenRows`.
         identity: more that must be the same for a run to be resumed.
+        trainer: a `ContrastiveTrainer`, or what makes one from the same arguments.
+        on_evaluation: see `OnEvaluation`.
     """
 
     name: str
@@ -93,10 +95,12 @@ class Task:
     views: int = 2
     keep_texts: bool = False
     identity: Mapping[str, Any] = field(default_factory=dict)
+    trainer: Callable[..., ContrastiveTrainer] = ContrastiveTrainer
+    on_evaluation: OnEvaluation | None = None
 
 
 def train(config: TrainConfig, out: Path, resume: bool = False, overwrite: bool = False,
-          progress: bool = True) -> TrainResult:
+          progress: bool = True, on_evaluation: OnEvaluation | None = None) -> TrainResult:
     """Train an encoder contrastively and write it to ``out``.
 
     Work in progress lies in ``<out>.work`` beside it: checkpoints, kept after an interruption for ``resume``, removed
@@ -108,6 +112,7 @@ def train(config: TrainConfig, out: Path, resume: bool = False, overwrite: bool 
             processes; the losses that follow are those of the uninterrupted run.
         overwrite: replace an existing ``out``, and drop an interrupted run's work.
         progress: show a progress bar on stderr.
+        on_evaluation: called after each dev evaluation; what it raises ends the run.
 
     Raises:
         UserError: on data, a model or a setting that can't be used; nothing is written.
@@ -115,7 +120,7 @@ def train(config: TrainConfig, out: Path, resume: bool = False, overwrite: bool 
             folder.
     """
     return fit(config, Task("train", "model", partial(load_encoder, config.model),
-                            lambda encoder, texts: ContrastiveObjective(config.loss)),
+                            lambda encoder, texts: ContrastiveObjective(config.loss), on_evaluation=on_evaluation),
                out, resume, overwrite, progress)
 
 
@@ -152,8 +157,8 @@ def fit(config: RunConfig, task: Task, out: Path, resume: bool, overwrite: bool,
     dev = load_scored(config.eval.sts) if config.eval.sts is not None else None
     if dev is None:
         logger.info("eval.sts is not set: no checkpoint selection, the weights of the last step are kept")
-    rows = TokenRows(encoder.tokenizer.with_limit(config.train.max_length), task.keep_texts)
-    sources = [load_examples(source, rows) for source in config.data]
+    rows, sources = load_data(config.data, encoder.tokenizer.with_limit(config.train.max_length), task.keep_texts,
+                              config.train.token_cache)
     plan = BatchPlan(sources, rows.lengths, config.train.batch_size, seed=config.train.seed,
                      window=config.train.window, keep_last=config.train.last_batch == "keep", processes=processes,
                      views=task.views)
@@ -178,9 +183,11 @@ def fit(config: RunConfig, task: Task, out: Path, resume: bool, overwrite: bool,
     objective = task.objective(encoder, rows.texts)
     batches = MicroBatches(plan, rows, steps * config.train.gradient_accumulation, arguments.process_index,
                            objective.inputs)
-    trainer = ContrastiveTrainer(encoder, arguments, batches, objective,
-                                 None if dev is None else (lambda model: dev_score(model, dev)),
-                                 work / "best", config.eval.patience)
+    trainer = task.trainer(encoder, arguments, batches, objective,
+                           None if dev is None else (lambda model: dev_score(model, dev)),
+                           work / "best", config.eval.patience, config.train.chunk_tokens,
+                           config.train.gradient_caching)
+    trainer.on_evaluation = task.on_evaluation
     first = trainer.is_world_process_zero()
     barrier()  # no process may take this run's work folder for that of an earlier one
     if first:

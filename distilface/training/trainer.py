@@ -21,7 +21,8 @@ from distilface.artifact import atomic_directory
 from distilface.encoder import SentenceEncoder
 from distilface.errors import GateError, UserError
 from distilface.training.batches import MicroBatches
-from distilface.training.distributed import from_first, gather_rows
+from distilface.training.distributed import from_first
+from distilface.training.forward import PooledEncoder, gather_columns
 from distilface.training.objective import Objective
 
 logger = logging.getLogger(__name__)
@@ -31,35 +32,8 @@ _HEAD_FILE = "train_only_head.safetensors"
 _PROJECTION_FILE = "projection.safetensors"
 _STATE_FILE = "trainer_state.json"
 
-
-class PooledEncoder(nn.Module):
-    """An encoder as DistributedDataParallel needs it: one forward, ids in, the vectors of the loss out.
-
-    Args:
-        projection: its output is appended to each vector; see `distilface.training.objective.Objective`.
-    """
-
-    def __init__(self, encoder: SentenceEncoder, projection: nn.Module | None = None) -> None:
-        super().__init__()
-        self.encoder = encoder
-        self.projection = projection
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """``[b, s], [b, s] -> [b, dim]``, pooled, through the head, not normalised."""
-        vectors = self.encoder.pooled(input_ids, attention_mask)
-        return vectors if self.projection is None else torch.cat([vectors, self.projection(vectors)], dim=1)
-
-
-def gather_columns(vectors: Tensor, sizes: list[int], local: int) -> tuple[Tensor, ...]:
-    """The columns of one batch over all processes, each ``[n, d]``.
-
-    Args:
-        vectors: ``[columns * local, d]``: all anchors, all positives, all hard negatives of this process.
-        sizes: see `distilface.training.batches.MicroBatches`.
-    """
-    columns = len(vectors) // local
-    side_by_side = vectors.view(columns, local, -1).transpose(0, 1).reshape(local, -1)
-    return gather_rows(side_by_side, sizes).chunk(columns, dim=1)  # one collective call for all columns
+OnEvaluation = Callable[[int, int, float], None]
+"""Called after each dev evaluation with step, steps in all and Spearman in points; what it raises ends the run."""
 
 
 class ContrastiveTrainer(Trainer):
@@ -73,13 +47,15 @@ class ContrastiveTrainer(Trainer):
         dev_score: Spearman of an encoder on dev pairs, in points; None to evaluate nothing.
         best: where the weights of the best dev score go.
         patience: evaluations without a new best after which training stops.
+        chunk_tokens, caching: see `PooledEncoder`.
     """
 
     def __init__(self, encoder: SentenceEncoder, arguments: TrainingArguments, batches: MicroBatches,
                  objective: Objective, dev_score: Callable[[SentenceEncoder], float] | None = None,
-                 best: Path | None = None, patience: int | None = None) -> None:
-        super().__init__(model=PooledEncoder(encoder, objective.projection), args=arguments, train_dataset=batches,
-                         eval_dataset=[] if dev_score else None)
+                 best: Path | None = None, patience: int | None = None, chunk_tokens: int | None = None,
+                 caching: bool = False) -> None:
+        super().__init__(model=PooledEncoder(encoder, objective.projection, chunk_tokens, caching), args=arguments,
+                         train_dataset=batches, eval_dataset=[] if dev_score else None)
         self.model_accepts_loss_kwargs = False
         self.control: Any
         self.encoder = encoder
@@ -88,6 +64,7 @@ class ContrastiveTrainer(Trainer):
         self.dev_score = dev_score
         self.best = best
         self.patience = patience
+        self.on_evaluation: OnEvaluation | None = None
         self.started = time.perf_counter()
         self.overhead = 0.0
         self.remove_callback(PrinterCallback)
@@ -133,6 +110,8 @@ class ContrastiveTrainer(Trainer):
         if self.patience is not None and len(since_best) >= self.patience:
             logger.info("no better dev Spearman in %d evaluations: stopping at step %d", self.patience, step)
             self.control.should_training_stop = True
+        if self.on_evaluation is not None:
+            self.on_evaluation(step, self.state.max_steps, score)
         self.overhead += time.perf_counter() - start
         return metrics
 

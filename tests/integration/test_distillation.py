@@ -21,6 +21,7 @@ from distilface.config import load_config
 from distilface.distillation import DistillConfig, distill
 from distilface.distillation.config import DistillLossConfig
 from distilface.distillation.objective import DistillObjective
+from distilface.distillation.tokens import TokenLosses
 from distilface.encoder import SentenceEncoder
 from distilface.errors import GateError, UserError
 from distilface.parity import cosines
@@ -77,7 +78,8 @@ def test_a_layer_dropped_student_comes_nearer_to_its_teacher(run: Run, teacher: 
 @pytest.mark.parametrize("sets", [
     ["loss.cosine=0", "loss.mse=1"], ["loss.cosine=0", "loss.similarity=1", "loss.matryoshka=[32, 8]"],
     ["loss.cosine=0", "loss.distribution=1"], ["loss.cosine=0", "loss.teacher_contrast=1", "loss.queue=16"],
-    ["loss.contrastive=0.1", "train.precision=bf16"],
+    ["loss.contrastive=0.1", "train.precision=bf16"], ["loss.matryoshka=[32, 8]"],
+    ["loss.cosine=0", "loss.hidden=1", "train.precision=bf16"], ["loss.cosine=0", "loss.attention=1"],
 ])
 def test_every_loss_is_learned(run: Run, sets: list[str]) -> None:
     assert _fell(run("student.layers=2", "train.max_steps=60", *sets), 0.9)
@@ -107,6 +109,7 @@ def test_groups_triplets_and_scored_pairs(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize("sets", [
     ["loss.projection=learned", "loss.teacher_contrast=1", "loss.queue=8"],
     ["loss.projection=pca", "loss.distribution=1", "loss.queue=8", "loss.contrastive=0.1"],
+    ["loss.hidden=1", "loss.attention=1"],
 ])
 def test_resume_continues_with_the_same_losses(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
                                                sets: list[str]) -> None:
@@ -199,7 +202,7 @@ def test_the_verb(tmp_path: Path, teacher: Path, capsys: pytest.CaptureFixture[s
 
 
 LOSS = DistillLossConfig(similarity=1, distribution=1, teacher_contrast=1, mse=0.1, contrastive=0.5, queue=8,
-                         temperature=0.1, projection="learned")
+                         temperature=0.1, projection="learned", hidden=1, attention=1, matryoshka=(32, 8))
 SIZES = (4, 3)  # uneven on purpose
 
 
@@ -208,7 +211,9 @@ def _step(folder: Path, share: range, sizes: list[int], wrap: Callable[[torch.nn
     encoder = SentenceEncoder.load(folder / "student").train()
     texts = [*CORPUS[:7], *(f"{text} please" for text in CORPUS[:7])]
     vectors = np.random.default_rng(0).normal(size=(len(texts), 12)).astype(np.float32)
-    objective = DistillObjective.create(LOSS, vectors, encoder, texts, seed=0)
+    teacher = SentenceEncoder.load(folder / "teacher")
+    tokens = TokenLosses(LOSS, encoder, teacher, layer_map=(0, 2), heads=4, texts=texts)
+    objective = DistillObjective.create(LOSS, vectors, encoder, texts, 0, tokens)
     inner = PooledEncoder(encoder, objective.projection)
     model = wrap(inner)
     feed = encoder.tokenizer.pad(encoder.tokenizer.encode_batch([texts[i + c] for c in (0, 7) for i in share]))
@@ -238,10 +243,11 @@ def _free_port() -> int:
 
 def test_gradients_of_two_processes_are_those_of_one(tmp_path: Path) -> None:
     tiny_checkpoint(tmp_path / "student", layers=2, dropout=0.0)
+    tiny_checkpoint(tmp_path / "teacher", layers=3, hidden=48)
     (tmp_path / "port").write_text(str(_free_port()))
     torch.multiprocessing.spawn(_process, args=(str(tmp_path),), nprocs=2)
     loss, gradients = _step(tmp_path, range(7), [7], lambda model: model)
-    assert "projection.weight" in gradients
+    assert {"projection.projection.weight", "projection.tokens.map.weight"} <= gradients.keys()
     for rank in range(2):
         found = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
         assert found["loss"] == pytest.approx(loss, rel=1e-6)

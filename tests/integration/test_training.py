@@ -72,6 +72,7 @@ def test_training_learns_to_find_the_positive(run: Run) -> None:
 
 @pytest.mark.parametrize(("sets", "first"), [
     (["train.gradient_accumulation=2", "train.warmup_steps=2"], 4),
+    (["train.gradient_accumulation=2", "train.gradient_caching=true", "train.chunk_tokens=50"], 4),
     (["model.head=train_only", "train.precision=bf16", "train.weight_decay=0.1"], 6),
     (["model.head=kept", "model.pooling=cls", "train.schedule=cosine"], 7),  # in the second epoch of 4 batches
 ])
@@ -225,3 +226,20 @@ def test_mixture_of_sources(run: Run, tmp_path: Path) -> None:
     sources = f"[{{path: {text}}}, {{path: {groups}, kind: groups}}, {{path: {groups}, kind: triplets}}]"
     result = run(f"data={sources}", "train.max_steps=8", "loss.hard_negative_weight=0.5", "loss.symmetric=true")
     assert result.steps == 8 and np.isfinite([loss for _, loss in result.losses]).all()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_cached_gradients_train_the_same_model(run: Run, tmp_path: Path, precision: str) -> None:
+    sets = ["train.chunk_tokens=50", "train.gradient_accumulation=2", f"train.precision={precision}",
+            "loss.matryoshka=[8,32]"]
+    plain = run(*sets, out="plain")
+    cached = run(*sets, "train.gradient_caching=true", out="cached")
+    np.testing.assert_allclose([loss for _, loss in cached.losses], [loss for _, loss in plain.losses], rtol=1e-3)
+    vectors = [SentenceEncoder.load(tmp_path / name).encode(CORPUS) for name in ("plain", "cached")]
+    np.testing.assert_allclose(vectors[0], vectors[1], atol=1e-3)
+
+
+def test_a_second_run_tokenises_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = run(out="first")
+    monkeypatch.setattr("distilface.training.token_cache.load_examples", lambda *_: pytest.fail("tokenised again"))
+    assert run(out="second").losses == first.losses

@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 from distilface.encoder import SentenceEncoder
 from distilface.losses import duplicate_mask
 from distilface.training.config import LossConfig
+from distilface.training.forward import PooledEncoder, gather_columns
 from distilface.training.objective import ContrastiveObjective
-from distilface.training.trainer import PooledEncoder, gather_columns
 from tests.tiny import CORPUS, tiny_checkpoint
 
 pytestmark = pytest.mark.integration
@@ -42,12 +42,13 @@ def _step(model: torch.nn.Module, encoder: SentenceEncoder, share: range, sizes:
     return loss.item()
 
 
-def _process(rank: int, folder: str) -> None:
+def _process(rank: int, folder: str, caching: bool) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=(Path(folder) / "port").read_text())
     dist.init_process_group("gloo", rank=rank, world_size=2)
     torch.set_num_threads(1)
     encoder = SentenceEncoder.load(Path(folder) / "model").train()
-    model = DistributedDataParallel(PooledEncoder(encoder))
+    chunk_tokens = (24, 64)[rank] if caching else None  # unlike numbers of chunks
+    model = DistributedDataParallel(PooledEncoder(encoder, chunk_tokens=chunk_tokens, caching=caching))
     share = range(SIZES[0]) if rank == 0 else range(SIZES[0], sum(SIZES))
     loss = _step(model, encoder, share, list(SIZES))
     gradients = {name: p.grad for name, p in encoder.named_parameters() if p.grad is not None}
@@ -63,10 +64,11 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def test_gradients_equal_one_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("caching", [False, True])
+def test_gradients_equal_one_process(tmp_path: Path, caching: bool) -> None:
     tiny_checkpoint(tmp_path / "model", layers=2, dropout=0.0)
     (tmp_path / "port").write_text(str(_free_port()))
-    torch.multiprocessing.spawn(_process, args=(str(tmp_path),), nprocs=2)
+    torch.multiprocessing.spawn(_process, args=(str(tmp_path), caching), nprocs=2)
     encoder = SentenceEncoder.load(tmp_path / "model").train()
     loss = _step(PooledEncoder(encoder), encoder, range(7), [7])
     for rank in range(2):
@@ -138,6 +140,8 @@ def sets(tmp_path: Path) -> list[str]:
 def test_two_processes_run_and_resume_as_one(tmp_path: Path, sets: list[str]) -> None:
     one = _launch(tmp_path, ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1"], "one", *sets)
     assert one.returncode == 0, one.stderr
+    # On two processes with cached gradients as well; on one in one piece.
+    sets += ["train.gradient_caching=true", "train.chunk_tokens=40"]
     stopped = _launch(tmp_path, _torchrun(), "two", *sets, "stop=4")
     assert stopped.returncode != 0 and (tmp_path / "two.work" / "checkpoint-3" / "rng_state_1.pth").is_file()
     refused = _launch(tmp_path, [], "two", *sets, resume=True)

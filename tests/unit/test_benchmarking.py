@@ -265,3 +265,26 @@ def test_a_variant_of_a_checkpoint_is_refused(tmp_path: Path) -> None:
     assert [s.backend for s in find_subjects(tmp_path)] == ["torch"]
     with pytest.raises(UserError, match="is a checkpoint, not a bundle"):
         find_subjects(tmp_path, "int8")
+
+
+def test_a_backend_of_a_subject(tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from distilface.benchmarking.subjects import check_target, with_unique_names
+    from distilface.cli.measuring import _subjects
+
+    monkeypatch.setattr("distilface.benchmarking.subjects.require", lambda *_: None)  # as if it were installed
+    both = [*_subjects(f"{tiny_bundle}:int8"), *_subjects(f"{tiny_bundle}:int8@openvino")]
+    assert [(item.name, item.variant, item.backend) for item in with_unique_names(both)] == [
+        ("tiny:int8-static", "int8-static", "onnxruntime"), ("tiny:int8-static@openvino", "int8-static", "openvino")]
+    assert _subjects(f"{tiny_bundle}@openvino")[0].name == "tiny:fp32@openvino"
+    assert static_facts(both[1]).size_bytes == static_facts(both[0]).size_bytes
+    with pytest.raises(UserError, match="OpenVINO runs on the CPU only"):
+        check_target(both[1:], "cuda")
+    with pytest.raises(UserError, match=r"'tensorflow'.*allowed: onnxruntime, openvino"):
+        _subjects(f"{tiny_bundle}@tensorflow")
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(UserError, match=r"'openvino' was asked of .* a checkpoint"):
+        find_subjects(tmp_path, backend="openvino")
+    odd = tmp_path / "a@b"
+    odd.mkdir()
+    (odd / "config.json").write_text("{}", encoding="utf-8")
+    assert _subjects(str(odd))[0].backend == "torch"  # a path that exists is a path

@@ -35,6 +35,13 @@ MISTAKES = [
     (["bench", "./nowhere"], "does not exist"),
     (["bench", ".", "--fail-on", "speed>3"], "unknown metric"),
     (["evaluate", "./nowhere", "--data", "."], "does not exist"),
+    (["sweep", "--config", "nowhere.yaml"], "nowhere.yaml"),
+    (["sweep"], "--config"),
+    (["evaluate", "m"], "give --data FOLDER"),
+    (["evaluate", "m", "--groups", "nowhere.tsv"], "nowhere.tsv"),
+    (["evaluate", "m", "--groups", "g.tsv", "--geometry"], "--geometry belongs to the STS sets"),
+    (["evaluate", "m", "--groups", "g.tsv", "--sets", "STS12"], "--sets belongs to the STS sets"),
+    (["evaluate", "m", "--data", ".", "--last", "3"], "--last 3 belongs to --groups"),
 ]
 
 
@@ -54,7 +61,8 @@ def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[str], expected: s
 def test_without_a_verb_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = outcome([], capsys)
     assert code == 0
-    for verb in ("train", "evaluate", "shrink", "export", "quantize", "verify", "bench", "encode", "demo"):
+    for verb in ("train", "sweep", "evaluate", "probe", "shrink", "export", "quantize", "verify", "bench", "encode",
+                 "demo"):
         assert f"\n  {verb} " in out
 
 
@@ -160,7 +168,7 @@ def test_an_interrupt_is_one_line_and_130(monkeypatch: pytest.MonkeyPatch, tiny_
     ["quantize", "B", "--int8", "--max-drop", "-1"], ["quantize", "B", "--int8", "--min-cosine", "2"],
     ["quantize", "B", "--int8", "--column", "text"], ["quantize", "B", "--int8", "--out", "B/sub"],
     ["bench", "B", "--fail-on", "drop>0.3"], ["evaluate", "B", "--data", ".", "--sets", ""],
-    ["export", "B", "--out", "o"],
+    ["export", "B", "--out", "o", "--pooling", "cls"],
     ["encode", "B", "in.txt", "--out", "in.txt", "--format", "npy", "--overwrite"],
     ["encode", "B", "in.txt", "--out", "in.txt/v.npy"], ["evaluate", "B", "--data", ".", "--json", "in.txt/s.json"],
     ["quantize", "B", "--int8", "--out", "in.txt/q"], ["bench", "B", "--out", "in.txt/r"],

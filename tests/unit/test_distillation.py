@@ -142,12 +142,14 @@ def test_the_objective_is_the_weighted_sum() -> None:
     batch["exclude"] = torch.zeros(3, 3, dtype=torch.bool)
     student, teacher = torch.cat(columns), torch.from_numpy(unit(vectors[[0, 2, 4, 1, 3, 5]]))
     torch.testing.assert_close(batch["teacher"], teacher)
-    cut = [similarity_mse(student[:, :dim], teacher) + 0.1 * info_nce(columns[0][:, :dim], columns[1][:, :dim],
-                                                                       temperature=0.1) for dim in (4, 2)]
-    by_hand = (0.5 * cosine_distance(student, teacher) + 0.1 * squared_distance(student, teacher)
-               + 0.3 * distribution_cross_entropy(student, teacher, batch["queue"])
-               + 0.7 * info_nce(student, teacher, batch["queue"], temperature=0.1, exclude=batch["own"])
-               + 2.0 * sum(cut))
+    queue = batch["queue"]
+    by_hand = sum(
+        0.5 * cosine_distance(student[:, :dim], teacher[:, :dim])
+        + 0.1 * squared_distance(student[:, :dim], teacher[:, :dim])  # a prefix of a perfect vector costs nothing
+        + 0.3 * distribution_cross_entropy(student[:, :dim], teacher[:, :dim], queue[:, :dim])
+        + 0.7 * info_nce(student[:, :dim], teacher[:, :dim], queue[:, :dim], temperature=0.1, exclude=batch["own"])
+        + 2.0 * similarity_mse(student[:, :dim], teacher)
+        + 0.2 * info_nce(columns[0][:, :dim], columns[1][:, :dim], temperature=0.1) for dim in (4, 2))
     assert objective(columns, batch).item() == pytest.approx(by_hand.item(), rel=1e-5)
 
 
@@ -211,9 +213,13 @@ def test_projections_that_can_not_be(checkpoint: Path) -> None:
     (["student.layers=2", "student.keep_layers=[0]"], "keep_layers and layers are both set"),
     (["loss.cosine=0"], "every loss has weight 0"),
     (["loss.cosine=0", "loss.contrastive=1"], "run distilface train instead"),
+    (["loss.cosine=0", "loss.hidden=1", "loss.matryoshka=[8]"], "matryoshka cuts sentence vectors"),
+    (["loss.hidden=1", "teacher.name=null", "teacher.vectors=v.npy"], r"loss\.hidden .* one vector a text"),
+    (["loss.attention=1", "teacher.name=null", "teacher.vectors=v.npy"], r"loss\.attention .* one vector a text"),
+    (["loss.layer_map=[0]"], "layer_map is set, but hidden and attention"),
+    (["loss.hidden=1", "loss.attention_heads=4"], "attention_heads is set, but attention"),
     (["loss.distribution=1", "loss.queue=0"], "queue is 0"),
-    (["loss.matryoshka=[8]"], "matryoshka cuts"),
-    (["loss.hidden=1"], "hidden"),
+    (["loss.hiden=1"], "did you mean 'hidden'"),
     (["train.max_length=64", "student.max_seq_length=32"], r"train\.max_length"),
 ])
 def test_contradictions_name_the_key(sets: list[str], named: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -203,3 +205,27 @@ def test_group_recall() -> None:
     assert found == {1: 0.0, 2: 0.75, 3: 1.0}
     with pytest.raises(UserError, match="none of the 1 given"):
         group_recall(encoder, [["a1", "a1"]])
+
+
+def test_the_verb_on_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                            capsys: pytest.CaptureFixture[str]) -> None:
+    from distilface.cli import run
+
+    # Of the last three groups: a0 and a1 find each other first. b0 is nearest to c0, then b1; c0 to b0, then c1; b1 to
+    # c1 and c1 to b1, their own only after that: 2 of 6 at rank 1. With the first group, x0 is nearest to a0.
+    angles = {"x0": -1, "x1": 180, "a0": 0, "a1": 5, "b0": 60, "c0": 64, "b1": 90, "c1": 94}
+    table = Table({text: (math.cos(math.radians(angle)), math.sin(math.radians(angle)))
+                   for text, angle in angles.items()})
+    monkeypatch.setattr("distilface.loading.load_any", lambda *_: table)
+    file = tmp_path / "groups.tsv"
+    file.write_text("x0\tx1\na0\ta1\nb0\tb1\nc0\tc1\n")
+    given = ["evaluate", "model", "--groups", str(file), "--json", str(tmp_path / "scores.json")]
+    assert run([*given, "--last", "3"]) == 0
+    assert "recall@1 33.33   recall@10 100.00   (3 groups)" in capsys.readouterr().out
+    found = json.loads((tmp_path / "scores.json").read_text())
+    assert (found["recall@1"], found["recall@10"], found["groups"]) == (pytest.approx(100 / 3), 100.0, 3)
+    assert run([*given, "--overwrite"]) == 0
+    assert json.loads((tmp_path / "scores.json").read_text())["recall@1"] == pytest.approx(100 / 8)  # a1's is left
+    for last in ("0", "5"):
+        assert run([*given, "--overwrite", "--last", last]) == 2
+        assert f"--last {last} does not fit the 4 groups" in capsys.readouterr().err

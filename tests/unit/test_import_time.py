@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 HEAVY = ("torch", "transformers", "onnxruntime", "onnx", "scipy", "datasets", "matplotlib", "sentence_transformers",
-         "optimum", "pandas", "pyarrow")
+         "optimum", "pandas", "pyarrow", "optuna")
 TRIES = 5
 LIMIT_SECONDS = 0.5
 
@@ -51,5 +51,5 @@ def test_it_takes_under_half_a_second(arguments: tuple[str, ...]) -> None:
 
 def test_help_names_every_verb() -> None:
     text = _run("-m", "distilface", "--help")
-    verbs = ("train", "evaluate", "shrink", "export", "quantize", "verify", "bench", "encode", "demo")
+    verbs = ("train", "sweep", "evaluate", "probe", "shrink", "export", "quantize", "verify", "bench", "encode", "demo")
     assert [verb for verb in verbs if verb not in text] == []

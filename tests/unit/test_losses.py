@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from distilface.losses import duplicate_mask, info_nce
+from distilface.losses import blocks, duplicate_mask, info_nce
 
 # cosines: a0.p0 = 1, a0.p1 = 0.6, a1.p0 = 0, a1.p1 = 0.8; lengths other than 1 must not matter
 ANCHORS = torch.tensor([[2.0, 0.0], [0.0, 0.5]])
@@ -111,3 +111,33 @@ def test_half_precision_and_a_small_temperature_stay_finite(dtype: torch.dtype) 
     assert loss.item() == pytest.approx(exact.item(), rel=1e-4)  # not rounded to bfloat16 on the way
     assert wide.grad is not None
     assert torch.isfinite(wide.grad).all() and torch.isfinite(loss)
+
+
+@pytest.mark.parametrize("negatives", [0, 10, 20])
+def test_rows_in_blocks_are_the_rows_at_once(negatives: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(negatives)
+    torch.manual_seed(0)
+    vectors = [torch.randn(count, 8, requires_grad=True) for count in (10, 10, *([negatives] if negatives else []))]
+    mask = duplicate_mask(random.integers(0, 30, (10, 2)), random.integers(0, 30, negatives) if negatives else None)
+    settings = {"exclude": torch.from_numpy(mask), "symmetric": True,
+                "hard_negative_weight": 0.7 if negatives else 0.0}
+    found = []
+    for size in (blocks.BLOCK, 32, 1):  # one block, three or ten of a row each, one row
+        monkeypatch.setattr(blocks, "BLOCK", size)
+        loss = info_nce(*vectors, temperature=0.1, **settings)
+        found.append([loss.detach(), *torch.autograd.grad(loss, vectors)])
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_masks_say_which_rows_share_a_text(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    same = random.integers(-2, 25, (12, 3))
+    same[:, 0] = np.abs(same[:, 0])
+    negatives = random.integers(0, 25, 24)
+    held = [{int(text) for text in row if text >= 0} for row in same]
+    expected = [[i != j and bool(held[i] & held[j]) for j in range(12)] + [int(text) in held[i] for text in negatives]
+                for i in range(12)]
+    mask = duplicate_mask(same, negatives)
+    assert mask.tolist() == expected and mask[:, :12].any() and not mask[:, :12].all()

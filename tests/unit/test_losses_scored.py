@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from distilface.losses import angle, cosent
+from distilface.losses import angle, blocks, cosent
 
 # Cosines of the three pairs: 1, 0.6, 0. Lengths other than 1 must not matter.
 FIRST = torch.tensor([[2.0, 0.0], [0.6, 0.8], [0.0, 0.5]])
@@ -76,6 +76,20 @@ def test_a_small_temperature_stays_finite_under_autocast(loss: type[cosent]) -> 
     value.backward()
     assert value.dtype == torch.float32 and torch.isfinite(value)
     assert first.grad is not None and torch.isfinite(first.grad).all()
+
+
+@pytest.mark.parametrize("loss", [cosent, angle])
+def test_rows_in_blocks_are_the_rows_at_once(loss: type[cosent], monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    vectors = [torch.randn(9, 6, requires_grad=True) for _ in range(2)]
+    scores = torch.tensor([1.0, 3, 3, 2, 1, 5, 4, 4, 1])  # the lowest rows are above no other: an empty block each
+    found = []
+    for size in (blocks.BLOCK, 27, 1):
+        monkeypatch.setattr(blocks, "BLOCK", size)
+        value = loss(*vectors, scores)
+        found.append([value.detach(), *torch.autograd.grad(value, vectors)])
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=1e-5, atol=1e-6)
 
 
 def test_an_odd_width_is_refused() -> None:

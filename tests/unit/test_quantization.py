@@ -1,4 +1,4 @@
-"""INT8 by hand: scales, saturation, tables, smoothing, bias correction, calibration, and a gate that can say no."""
+"""INT8 by hand: scales, saturation, tables, and a gate that can say no."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
@@ -17,61 +16,22 @@ from onnx import TensorProto, helper, numpy_helper
 import distilface.quantization.dynamic
 import distilface.quantization.static
 from distilface.artifact import Bundle
-from distilface.calibration import SAMPLE_TOKENS, ActivationStats, collect
 from distilface.errors import GateError, UserError
 from distilface.evaluation import StsPairs
 from distilface.onnxgraph import GraphIndex, count_matmuls
 from distilface.quantization import quantize
+from distilface.quantization.choice import affine_uint8, fake_quantize
 from distilface.quantization.dynamic import quantize_dynamic
 from distilface.quantization.gate import GateResult, enforce, measure
-from distilface.quantization.static import (
-    CLIPPING,
-    SMOOTHING,
-    affine_uint8,
-    choose,
-    fake_quantize,
-    groups_of,
-    quantize_static,
-)
-from distilface.quantization.weights import quantize_tables, symmetric_int8
+from distilface.quantization.static import groups_of, quantize_static
+from distilface.quantization.tables import quantize_tables
+from distilface.quantization.weights import symmetric_int8
 from distilface.runtime import Encoder
 from distilface.smarthome import utterances
-from distilface.tokenizer import Tokenizer
-from tests.tiny import tiny_tokenizer
+from tests.toy_graphs import graph_of, linear, run_graph, stats_of
 
 Array = NDArray[Any]
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
-
-
-def _model(nodes: list[Any], inputs: dict[str, list[Any]], outputs: dict[str, list[Any]],
-           constants: dict[str, Any], ids: bool = False) -> Any:
-    graph = helper.make_graph(
-        nodes, "test",
-        [helper.make_tensor_value_info(name, INT64 if ids else FLOAT, shape) for name, shape in inputs.items()],
-        [helper.make_tensor_value_info(name, FLOAT, shape) for name, shape in outputs.items()],
-        [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
-
-
-def _run(model: Any, **feeds: Array) -> Array:
-    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    return session.run(None, feeds)[0]  # type: ignore[no-any-return]
-
-
-def _stats(values: Array) -> ActivationStats:
-    stats = ActivationStats(values.shape[-1], seed=0)
-    stats.update(values.astype(np.float32))
-    return stats
-
-
-def _linear(weight: Array, bias: Array | None = None) -> Any:
-    """``y = x W (+ b)``, x ``[tokens, K]``."""
-    nodes = [helper.make_node("MatMul", ["x", "w"], ["xw" if bias is not None else "y"], "product")]
-    constants = {"w": weight.astype(np.float32)}
-    if bias is not None:
-        nodes.append(helper.make_node("Add", ["xw", "b"], ["y"]))
-        constants["b"] = bias.astype(np.float32)
-    return _model(nodes, {"x": ["t", weight.shape[0]]}, {"y": ["t", weight.shape[1]]}, constants)
 
 
 # ----------------------------------------------------------------- numbers
@@ -111,10 +71,10 @@ def test_fake_quantize_is_what_onnx_runtime_does() -> None:
     values = np.random.default_rng(0).normal(size=(1, 50, 8)).astype(np.float32)
     scale, zero = affine_uint8(-1.5, 2.0)
     ends = ["scale", "zero"]
-    model = _model([helper.make_node("QuantizeLinear", ["x", *ends], ["q"]),
+    model = graph_of([helper.make_node("QuantizeLinear", ["x", *ends], ["q"]),
                     helper.make_node("DequantizeLinear", ["q", *ends], ["y"])],
                    {"x": [1, "s", 8]}, {"y": [1, "s", 8]}, {"scale": np.float32(scale), "zero": np.uint8(zero)})
-    np.testing.assert_array_equal(_run(model, x=values), fake_quantize(values, scale, zero))
+    np.testing.assert_array_equal(run_graph(model, x=values), fake_quantize(values, scale, zero))
 
 
 # ----------------------------------------------------------------- saturation on CPUs without VNNI
@@ -156,10 +116,10 @@ def _quantized(mode: str, limit: int) -> Any:
     random = np.random.default_rng(0)
     weight = random.normal(size=(64, 16))
     weight[:, 0] = 1.0  # a column whose weights are all the largest: every pair is at its extreme
-    model = _linear(weight, random.normal(size=16))
+    model = linear(weight, random.normal(size=16))
     if mode == "dynamic":
         return quantize_dynamic(model, limit)
-    return quantize_static(model, {"x": _stats(random.normal(size=(200, 64)))}, limit=limit)[0]
+    return quantize_static(model, {"x": stats_of(random.normal(size=(200, 64)))}, limit=limit)[0]
 
 
 @pytest.mark.parametrize("mode", ["dynamic", "static"])
@@ -182,9 +142,9 @@ def test_with_the_full_range_products_saturate(mode: str) -> None:
 @pytest.mark.parametrize("rows", [1, 7])
 def test_with_limit_64_this_processor_is_exact_alone_and_in_a_batch(rows: int) -> None:
     """Weights of 64 against activations of 255, through the single-row and the batched kernel."""
-    model = quantize_dynamic(_linear(np.ones((64, 16))), 64)
+    model = quantize_dynamic(linear(np.ones((64, 16))), 64)
     values = np.full((rows, 64), 255.0, dtype=np.float32)
-    np.testing.assert_allclose(_run(model, x=values), np.full((rows, 16), 64 * 255.0), rtol=1e-6)
+    np.testing.assert_allclose(run_graph(model, x=values), np.full((rows, 16), 64 * 255.0), rtol=1e-6)
 
 
 # ----------------------------------------------------------------- structure
@@ -194,13 +154,13 @@ def test_dynamic_follows_the_formula_of_the_standard() -> None:
     random = np.random.default_rng(0)
     weight, bias = random.normal(size=(16, 8)).astype(np.float32), random.normal(size=8).astype(np.float32)
     values = random.normal(size=(6, 16)).astype(np.float32)
-    model = quantize_dynamic(_linear(weight, bias))
+    model = quantize_dynamic(linear(weight, bias))
     onnx.checker.check_model(model)
     assert count_matmuls(model) == (1, 0, 0)
     scale, zero = affine_uint8(float(values.min()), float(values.max()))
     integers, weight_scale = symmetric_int8(weight, axis=0)
     expected = fake_quantize(values, scale, zero) @ (integers * weight_scale) + bias
-    np.testing.assert_allclose(_run(model, x=values), expected, atol=1e-4)
+    np.testing.assert_allclose(run_graph(model, x=values), expected, atol=1e-4)
 
 
 def _shared() -> Any:
@@ -209,7 +169,7 @@ def _shared() -> Any:
     nodes = [helper.make_node("MatMul", ["x", "w1"], ["a"], "first"),
              helper.make_node("MatMul", ["x", "w2"], ["c"], "2nd"),
              helper.make_node("Add", ["a", "c"], ["y"])]
-    return _model(nodes, {"x": ["n", "s", 16]}, {"y": ["n", "s", 8]},
+    return graph_of(nodes, {"x": ["n", "s", 16]}, {"y": ["n", "s", 8]},
                   {name: random.normal(size=(16, 8)).astype(np.float32) for name in ("w1", "w2")})
 
 
@@ -219,7 +179,7 @@ def test_matmuls_of_one_activation_share_its_quantization() -> None:
     assert (group.source, group.matmuls, group.weights) == ("x", ("a", "c"), ("w1", "w2"))
     dynamic = quantize_dynamic(model)
     assert [node.op_type for node in dynamic.graph.node].count("DynamicQuantizeLinear") == 1
-    static, choices = quantize_static(model, {"x": _stats(np.random.default_rng(1).normal(size=(100, 16)))})
+    static, choices = quantize_static(model, {"x": stats_of(np.random.default_rng(1).normal(size=(100, 16)))})
     assert [node.op_type for node in static.graph.node].count("QuantizeLinear") == 1
     assert count_matmuls(dynamic) == count_matmuls(static) == (2, 0, 0) and list(choices) == ["x"]
 
@@ -234,7 +194,7 @@ def test_the_input_model_is_not_changed() -> None:
     model = _shared()
     before = model.SerializeToString()
     quantize_dynamic(model)
-    quantize_static(model, {"x": _stats(np.random.default_rng(1).normal(size=(100, 16)))})
+    quantize_static(model, {"x": stats_of(np.random.default_rng(1).normal(size=(100, 16)))})
     assert model.SerializeToString() == before
 
 
@@ -245,7 +205,7 @@ def _table_model(table: Array, gathers: int = 1, axis: int = 0) -> Any:
     nodes = [helper.make_node("Gather", ["table", "ids"], [f"row{i}"], f"gather{i}", axis=axis) for i in range(gathers)]
     nodes.append(helper.make_node("Sum", [f"row{i}" for i in range(gathers)], ["y"]))
     shape = [f"axis{i}" for i in range(table.ndim)]
-    return _model(nodes, {"ids": ["n"]}, {"y": shape}, {"table": table.astype(np.float32)}, ids=True)
+    return graph_of(nodes, {"ids": ["n"]}, {"y": shape}, {"table": table.astype(np.float32)}, ids=True)
 
 
 def test_a_table_becomes_int8_rows_equal_to_hand() -> None:
@@ -257,14 +217,15 @@ def test_a_table_becomes_int8_rows_equal_to_hand() -> None:
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     dtypes = {name: value.dtype for name, value in constants.items()}
     assert dtypes == {"table_int8": np.int8, "table_scale": np.float32}
-    np.testing.assert_allclose(_run(model, ids=np.array([3, 5, 0])), [[1.27, -0.5], [-254.0, 4.0], [0, 0]], rtol=1e-6)
+    found = run_graph(model, ids=np.array([3, 5, 0]))
+    np.testing.assert_allclose(found, [[1.27, -0.5], [-254.0, 4.0], [0, 0]], rtol=1e-6)
 
 
 def test_a_row_is_within_half_a_step() -> None:
     table = np.random.default_rng(0).normal(size=(100, 32))
     model = _table_model(table)
     quantize_tables(model)
-    error = np.abs(_run(model, ids=np.arange(100)) - table).max(axis=1)
+    error = np.abs(run_graph(model, ids=np.arange(100)) - table).max(axis=1)
     assert (error <= np.abs(table).max(axis=1) / 127 / 2 + 1e-6).all()
 
 
@@ -273,7 +234,7 @@ def test_a_table_read_twice_is_stored_once() -> None:
     assert quantize_tables(model) == 2
     onnx.checker.check_model(model)
     assert sorted(tensor.name for tensor in model.graph.initializer) == ["table_int8", "table_scale"]
-    np.testing.assert_allclose(_run(model, ids=np.array([7])), [[2.0] * 4], rtol=1e-6)
+    np.testing.assert_allclose(run_graph(model, ids=np.array([7])), [[2.0] * 4], rtol=1e-6)
 
 
 @pytest.mark.parametrize(("shape", "axis"), [((63, 4), 0), ((64, 70), 1), ((64, 4, 2), 0)])
@@ -281,259 +242,6 @@ def test_what_is_no_embedding_table_stays(shape: tuple[int, ...], axis: int) -> 
     model = _table_model(np.ones(shape), axis=axis)
     assert quantize_tables(model) == 0
     assert [tensor.name for tensor in model.graph.initializer] == ["table"]
-
-
-# ----------------------------------------------------------------- static: smoothing, clipping, bias
-
-
-def test_a_channel_with_outliers_is_smoothed() -> None:
-    random = np.random.default_rng(0)
-    values = random.normal(size=(500, 16))
-    values[:, 3] *= 100
-    weight = random.normal(size=(16, 8)).astype(np.float32)
-    choice = choose(_stats(values), weight, foldable=True)
-    assert choice.smoothing > 0 and choice.factors is not None
-    scale, zero = affine_uint8(float(values.min()), float(values.max()))
-    integers, weight_scale = symmetric_int8(weight, axis=0)
-    plain = fake_quantize(values.astype(np.float32), scale, zero) @ (integers * weight_scale)
-    exact = values @ weight
-    assert choice.error < 0.5 * np.square(plain - exact).sum() / np.square(exact).sum()
-
-
-def test_the_factors_are_those_of_smoothquant() -> None:
-    values = np.array([[4.0, -1.0], [-16.0, 0.25]])
-    weight = np.array([[1.0, -0.25], [0.5, 4.0]], dtype=np.float32)
-    choice = choose(_stats(np.repeat(values, 20, axis=0)), weight, foldable=True)
-    if choice.factors is None:
-        pytest.fail("an outlier of 16 beside 1 must be smoothed")
-    # Eq. 4 with max|X| = [16, 1] and max|W| = [1, 4]
-    expected = np.array([16.0, 1.0]) ** choice.smoothing / np.array([1.0, 4.0]) ** (1 - choice.smoothing)
-    np.testing.assert_allclose(choice.factors, expected, rtol=1e-6)
-
-
-def test_the_error_is_that_of_the_choice_and_the_search_stays_on_its_grid() -> None:
-    random = np.random.default_rng(0)
-    values, weight = random.standard_t(3, size=(800, 16)).astype(np.float32), random.normal(size=(16, 8))
-    choice = choose(_stats(values), weight.astype(np.float32), foldable=False)
-    assert choice.smoothing in SMOOTHING and choice.clipping in CLIPPING
-    factors = np.ones(16, np.float32) if choice.factors is None else choice.factors
-    integers, scale = symmetric_int8((weight * factors[:, None]).astype(np.float32), axis=0)
-    found = fake_quantize(values / factors, choice.scale, choice.zero_point) @ (integers * scale)
-    exact = values @ weight
-    assert choice.error == pytest.approx(np.square(found - exact).sum() / np.square(exact).sum(), rel=1e-3)
-
-
-def test_rare_outliers_are_clipped_where_that_costs_less() -> None:
-    values = np.random.default_rng(0).uniform(-1, 1, size=(1000, 64)).astype(np.float32)
-    values[0, 0], values[1, 1] = -2, 2
-    low, high = float(values.min()), float(values.max())
-    errors = {}
-    for clipping in CLIPPING:
-        clipped = fake_quantize(values, *affine_uint8(low * clipping, high * clipping))
-        errors[clipping] = float(np.square(clipped - values).sum())
-    best = min(errors, key=errors.__getitem__)
-    assert best < 1  # these values are such a case
-    choice = choose(_stats(values), np.eye(64, dtype=np.float32), foldable=True)
-    assert choice.error <= errors[best] / float(np.square(values).sum()) * (1 + 1e-5)
-
-
-@pytest.mark.parametrize("foldable", [False, True])
-def test_silent_activations_and_weights_give_a_usable_scale(foldable: bool) -> None:
-    choice = choose(_stats(np.zeros((10, 4))), np.zeros((4, 3), np.float32), foldable)
-    assert np.isfinite(choice.scale) and choice.scale > 0 and choice.error == 0
-
-
-@pytest.mark.parametrize("outlier", [1.0, 100.0])
-def test_bias_correction_removes_the_mean_error_on_the_calibration_tokens(outlier: float) -> None:
-    random = np.random.default_rng(0)
-    values = np.abs(random.normal(size=(400, 16))).astype(np.float32)  # one-sided: rounding does not cancel
-    values[:, 3] *= outlier
-    bias = random.normal(size=8).astype(np.float32)
-    model = _linear(random.normal(size=(16, 8)), bias)
-    static, choices = quantize_static(model, {"x": _stats(values)})
-    onnx.checker.check_model(static, full_check=True)
-    assert outlier == 1 or choices["x"].factors is not None
-    exact = _run(model, x=values)
-    error = (_run(static, x=values) - exact).mean(axis=0)
-    index = GraphIndex(static.graph)
-    step = index.constant("xw_bias_scale")
-    assert step is not None
-    # What is left is that the bias itself is rounded to INT32 steps of (activation scale x weight scale).
-    assert (np.abs(error) <= step / 2 + 1e-5 * np.abs(exact).mean()).all()
-    # Undo the correction, and the error is there.
-    index.initializers["xw_bias"].CopyFrom(numpy_helper.from_array(np.rint(bias / step).astype(np.int32), "xw_bias"))
-    uncorrected = (_run(static, x=values) - exact).mean(axis=0)
-    assert float(np.abs(uncorrected).max()) > 5 * float(np.abs(error).max())
-
-
-def test_a_bias_that_others_read_keeps_its_value() -> None:
-    random = np.random.default_rng(0)
-    nodes = [helper.make_node("MatMul", ["x", "w"], ["a"], "m"), helper.make_node("Add", ["a", "b"], ["c"]),
-             helper.make_node("Add", ["c", "b"], ["y"])]
-    bias, values = random.normal(size=8).astype(np.float32), random.normal(size=(100, 16)).astype(np.float32)
-    weight = random.normal(size=(16, 8)).astype(np.float32)
-    model = _model(nodes, {"x": ["t", 16]}, {"y": ["t", 8]}, {"w": weight, "b": bias})
-    static, _ = quantize_static(model, {"x": _stats(values)})
-    np.testing.assert_array_equal(GraphIndex(static.graph).constant("b"), bias)
-    found, exact = _run(static, x=values), values @ weight + 2 * bias
-    assert np.square(found - exact).sum() < 1e-3 * np.square(exact).sum()
-
-
-LENGTH = 5
-
-
-def _attention(heads: int = 2, width: int = 8) -> Any:
-    """One attention on tokens ``[batch * 5, width]``, as exported: value, merge of the heads, output projection."""
-    random = np.random.default_rng(0)
-    size = width // heads
-    constants: dict[str, Any] = {
-        name: random.normal(size=(width, width)).astype(np.float32) for name in ("wq", "wk", "wv", "wo")}
-    constants |= {name: random.normal(size=width).astype(np.float32) for name in ("bq", "bo")}
-    constants |= {"split": np.array([-1, LENGTH, heads, size]), "merge": np.array([-1, width])}
-
-    def project(name: str, permutation: list[int]) -> list[Any]:
-        return [helper.make_node("Reshape", [f"{name}_in", "split"], [f"{name}_split"]),
-                helper.make_node("Transpose", [f"{name}_split"], [f"{name}_heads"], perm=permutation)]
-
-    nodes = [
-        helper.make_node("MatMul", ["x", "wq"], ["q_raw"], "query"), helper.make_node("Add", ["q_raw", "bq"], ["q_in"]),
-        helper.make_node("MatMul", ["x", "wk"], ["k_in"], "key"),
-        helper.make_node("MatMul", ["x", "wv"], ["v_in"], "value"),
-        *project("q", [0, 2, 1, 3]), *project("k", [0, 2, 3, 1]), *project("v", [0, 2, 1, 3]),
-        helper.make_node("MatMul", ["q_heads", "k_heads"], ["scores"]),
-        helper.make_node("Softmax", ["scores"], ["weights"], axis=-1),
-        helper.make_node("MatMul", ["weights", "v_heads"], ["mixed"]),
-        helper.make_node("Transpose", ["mixed"], ["mixed_t"], perm=[0, 2, 1, 3]),
-        helper.make_node("Reshape", ["mixed_t", "merge"], ["context"]),
-        helper.make_node("MatMul", ["context", "wo"], ["o_raw"], "out"),
-        helper.make_node("Add", ["o_raw", "bo"], ["y"]),
-    ]
-    return _model(nodes, {"x": ["t", width]}, {"y": ["t", width]}, constants)
-
-
-def test_factors_folded_into_the_value_projection_leave_the_float_function_unchanged() -> None:
-    model, folded = _attention(), _attention()
-    index = GraphIndex(folded.graph)
-    value = distilface.quantization.static._value_projection(index, "context")
-    assert value is not None and value.name == "value"
-    assert distilface.quantization.static._value_projection(index, "x") is None
-    factors = np.array([0.1, 0.5, 1, 2, 4, 8, 16, 32], dtype=np.float32)
-    distilface.quantization.static._fold_into_value(index, value, factors)
-    out = index.constant("wo")
-    assert out is not None
-    index.initializers["wo"].CopyFrom(numpy_helper.from_array(out * factors[:, None], "wo"))
-    values = np.random.default_rng(1).normal(size=(3 * LENGTH, 8)).astype(np.float32)
-    np.testing.assert_allclose(_run(folded, x=values), _run(model, x=values), rtol=1e-4, atol=1e-5)
-
-
-def test_an_attention_with_outliers_in_the_context_is_smoothed_at_no_cost() -> None:
-    model = _attention()
-    values = np.random.default_rng(1).normal(size=(40 * LENGTH, 8)).astype(np.float32)
-    index = GraphIndex(model.graph)
-    value = np.array(index.constant("wv"))
-    value[:, 2] *= 60  # one channel of the context is 60 times the others
-    index.initializers["wv"].CopyFrom(numpy_helper.from_array(value, "wv"))
-    observed = onnx.ModelProto()
-    observed.CopyFrom(model)
-    observed.graph.output.append(helper.make_tensor_value_info("context", FLOAT, None))
-    session = ort.InferenceSession(observed.SerializeToString(), providers=["CPUExecutionProvider"])
-    context = session.run(["context"], {"x": values})[0]
-    static, choices = quantize_static(model, {"x": _stats(values), "context": _stats(context)})
-    onnx.checker.check_model(static, full_check=True)
-    assert choices["context"].factors is not None
-    assert "context_smoothing" not in {node.name for node in static.graph.node}
-    assert count_matmuls(static) == (4, 0, 0)
-    exact, found = _run(model, x=values), _run(static, x=values)
-    assert np.square(found - exact).sum() < 1e-3 * np.square(exact).sum()
-
-
-# ----------------------------------------------------------------- calibration
-
-
-def test_statistics_by_hand() -> None:
-    stats = ActivationStats(2, seed=0)
-    stats.update(np.array([[1, -1], [3, 5]], dtype=np.float32))
-    stats.update(np.array([[-7, 2]], dtype=np.float32))
-    assert (stats.low.tolist(), stats.high.tolist(), stats.tokens) == ([-7, -1], [3, 5], 3)
-    assert stats.mean.tolist() == [-1, 2]
-    assert stats.sample.tolist() == [[1, -1], [3, 5], [-7, 2]]
-
-
-def test_the_sample_is_drawn_evenly_and_memory_is_flat() -> None:
-    """20 x 1,024 numbered tokens: each twentieth of the stream should hold about 51 of the 1,024 that are kept."""
-    stats = ActivationStats(1, seed=0)
-    size = stats._sample.nbytes
-    for chunk in np.arange(20 * SAMPLE_TOKENS, dtype=np.float32).reshape(-1, 64, 1):
-        stats.update(chunk)
-    kept = stats.sample[:, 0]
-    assert len(kept) == len(set(kept.tolist())) == SAMPLE_TOKENS
-    assert stats._sample.nbytes == size
-    counts = np.histogram(kept, bins=20, range=(0, 20 * SAMPLE_TOKENS))[0]
-    expected = SAMPLE_TOKENS / 20
-    assert float(np.square(counts - expected).sum() / expected) < 43.8  # chi-squared, 19 degrees, p = 0.001
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    tiny_tokenizer(folder)
-    return Tokenizer.load(folder)
-
-
-def _embedding(table: Array, types: bool = False) -> Any:
-    inputs = {name: ["b", "s"] for name in ("input_ids", "attention_mask", *(["token_type_ids"] if types else []))}
-    nodes = [helper.make_node("Gather", ["table", "input_ids"], ["hidden"])]
-    if types:
-        nodes += [helper.make_node("Gather", ["table", "token_type_ids"], ["type"]),
-                  helper.make_node("Add", ["hidden", "type"], ["y"])]
-    else:
-        nodes.append(helper.make_node("Identity", ["hidden"], ["y"]))
-    return _model(nodes, inputs, {"y": ["b", "s", table.shape[1]]}, {"table": table.astype(np.float32)}, ids=True)
-
-
-def test_calibration_does_not_see_padding(tokenizer: Tokenizer) -> None:
-    size = tokenizer.backend.get_vocab_size()
-    table = np.tile(np.arange(size, dtype=np.float32)[:, None], (1, 3))
-    table[tokenizer.pad_token_id] = 1e6
-    texts = ["light", "turn on the light in the kitchen please", "a b c d e f g h i j"]
-    (stats,) = collect(_embedding(table), ["hidden"], tokenizer, texts).values()
-    rows = tokenizer.encode_batch(texts)
-    assert len({len(row) for row in rows}) > 1  # so one batch holds padding
-    flat = [index for row in rows for index in row]
-    assert stats.tokens == len(flat)
-    assert stats.high.tolist() == [max(flat)] * 3 and stats.low.tolist() == [min(flat)] * 3
-    assert sorted(stats.sample[:, 0].tolist()) == sorted(flat)
-
-
-def test_calibration_feeds_token_types_where_the_graph_asks(tokenizer: Tokenizer) -> None:
-    table = np.ones((tokenizer.backend.get_vocab_size(), 2))
-    stats = collect(_embedding(table, types=True), ["y"], tokenizer, ["a", "b"])
-    assert stats["y"].high.tolist() == [2, 2]
-
-
-def test_calibration_reports_progress_and_needs_texts(tokenizer: Tokenizer) -> None:
-    table = np.ones((tokenizer.backend.get_vocab_size(), 2))
-    seen: list[tuple[int, int]] = []
-    collect(_embedding(table), ["hidden"], tokenizer, ["light"] * 300, lambda done, total: seen.append((done, total)))
-    assert seen[-1] == (300, 300) and seen == sorted(seen)
-    for texts in ([], ["one"]):
-        with pytest.raises(UserError, match=f"{len(texts)} text"):
-            collect(_embedding(table), ["hidden"], tokenizer, texts)
-
-
-def test_calibration_uses_no_more_threads_than_the_process_may(
-        tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """0 would let ONNX Runtime count the machine's processors and fail to pin threads to those it may not use."""
-    seen: list[int] = []
-
-    class Spy(ort.InferenceSession):  # type: ignore[misc]
-        def __init__(self, model: Any, options: Any, **rest: Any) -> None:
-            seen.append(options.intra_op_num_threads)
-            super().__init__(model, options, **rest)
-
-    monkeypatch.setattr(ort, "InferenceSession", Spy)
-    collect(_embedding(np.ones((tokenizer.backend.get_vocab_size(), 2))), ["hidden"], tokenizer, ["a", "b"])
-    assert seen and all(threads >= 1 for threads in seen)
 
 
 # ----------------------------------------------------------------- the gate
@@ -614,12 +322,10 @@ def untouched(bundle_copy: Path) -> Iterator[Path]:
 
 def _spoiled(mode: str, value: float) -> Callable[..., Any]:
     """The real quantization, then every weight scale set to ``value``."""
-    module = distilface.quantization.dynamic if mode == "dynamic" else distilface.quantization.static
-    genuine = getattr(module, f"quantize_{mode}")
+    genuine = quantize_dynamic if mode == "dynamic" else distilface.quantization.static.apply
 
     def spoil(*arguments: Any, **options: Any) -> Any:
-        result = genuine(*arguments, **options)
-        model = result if mode == "dynamic" else result[0]
+        model = genuine(*arguments, **options)
         touched = 0
         for tensor in model.graph.initializer:
             if tensor.name.endswith("_weight_scale"):
@@ -627,7 +333,7 @@ def _spoiled(mode: str, value: float) -> Callable[..., Any]:
                 tensor.CopyFrom(numpy_helper.from_array(np.full_like(old, value), tensor.name))
                 touched += 1
         assert touched
-        return result
+        return model
 
     return spoil
 
@@ -636,7 +342,8 @@ def _spoiled(mode: str, value: float) -> Callable[..., Any]:
 @pytest.mark.parametrize("value", [0.0, float("nan")])
 def test_a_failed_gate_leaves_the_bundle_as_it_was(
         untouched: Path, monkeypatch: pytest.MonkeyPatch, mode: Any, value: float) -> None:
-    monkeypatch.setattr(f"distilface.quantization.{mode}.quantize_{mode}", _spoiled(mode, value))
+    maker = {"dynamic": "dynamic.quantize_dynamic", "static": "static.apply"}[mode]
+    monkeypatch.setattr(f"distilface.quantization.{maker}", _spoiled(mode, value))
     with pytest.raises(GateError):
         quantize(untouched, mode, TEXTS, overwrite=True, calibration_texts=20)
 
@@ -644,8 +351,10 @@ def test_a_failed_gate_leaves_the_bundle_as_it_was(
 def test_a_broken_limit_names_the_nodes_that_hurt(untouched: Path) -> None:
     with pytest.raises(GateError, match="minimum cosine") as caught:
         quantize(untouched, "static", TEXTS, overwrite=True, min_cosine=1.0, calibration_texts=20)
-    sources = Bundle.open(untouched).manifest.variants["int8-static"].recipe["groups"]
-    assert sum(f"{source} (relative error" in str(caught.value) for source in sources) == 3
+    groups = Bundle.open(untouched).manifest.variants["int8-static"].recipe["groups"]
+    assert sum(f"{source} (" in str(caught.value) for source in groups) == 3
+    effects = [group["effect"] for group in groups.values()]
+    assert effects == sorted(effects, reverse=True) and effects[0] > 0
 
 
 def test_a_failed_gate_leaves_no_copy_either(untouched: Path) -> None:

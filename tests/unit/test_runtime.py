@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
 import os
+import pickle
 import shutil
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,9 +23,10 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from distilface.artifact import Bundle
-from distilface.errors import DistilfaceError, UserError
+from distilface.errors import DistilfaceError, GateError, UserError
 from distilface.parity import batch_dependence, cosines
 from distilface.runtime import Encoder
+from distilface.runtime.choice import choose_backend
 from distilface.tokenizer import Tokenizer
 
 VARIANTS = ("fp32", "int8-static", "int8-dynamic")
@@ -205,8 +209,11 @@ def test_a_batch_without_tokens(encoder: Encoder, batch_tokens: int) -> None:
 def test_a_damaged_graph_is_one_line(bundle_copy: Path) -> None:
     file = bundle_copy / "onnx" / "model.onnx"
     file.write_bytes(file.read_bytes()[:5000])
-    with pytest.raises(UserError, match="can't load") as caught:
+    with pytest.raises(GateError, match="was altered") as caught:
         Encoder.load(bundle_copy)
+    assert "\n" not in str(caught.value) and str(file) in str(caught.value)
+    with pytest.raises(UserError, match="can't load") as caught:
+        Encoder(file, Tokenizer.load(bundle_copy))
     assert "\n" not in str(caught.value) and str(file) in str(caught.value)
 
 
@@ -342,3 +349,150 @@ def test_a_graph_replaced_after_loading_is_never_mixed_in(bundle_copy: Path) -> 
     graph.write_bytes((bundle_copy / "onnx" / "model_int8.onnx").read_bytes())
     with pytest.raises(UserError, match="replaced after it was loaded"):
         encoder.encode(MIXED, batch_tokens=16)
+
+
+# ----------------------------------------------------------------- forks, pickles, many threads
+
+
+def test_eight_threads_that_begin_at_once(tiny_bundle: Path) -> None:
+    """Texts of many batches and of one, on an encoder whose one-thread session is not open yet."""
+    encoder = Encoder.load(tiny_bundle, threads=2)
+    expected = Encoder.load(tiny_bundle, threads=1).encode(MIXED)
+    start = threading.Barrier(8)
+
+    def work(number: int) -> NDArray[np.float32]:
+        start.wait()
+        return np.concatenate([encoder.encode(MIXED if number % 2 else MIXED[:7], batch_tokens=64) for _ in range(4)])
+
+    with ThreadPoolExecutor(8) as pool:
+        for number, found in enumerate(pool.map(work, range(8))):
+            np.testing.assert_allclose(found, np.tile(expected if number % 2 else expected[:7], (4, 1)), atol=1e-5)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_child_encodes_and_ends(tiny_bundle: Path) -> None:
+    """Sessions do not survive a fork: running one may hang, and so does its destructor. A thread holds the lock."""
+    code = f"""if True:
+        import os
+        import numpy as np
+        from distilface import Encoder
+        encoder = Encoder.load({str(tiny_bundle)!r}, threads=2)
+        texts = ["turn on the light", "play music", "a"] * 20
+        expected = encoder.encode(texts, batch_tokens=32)
+        encoder._lock.acquire()
+        child = os.fork()
+        if child == 0:
+            for tokens in (32, 100_000):
+                assert np.allclose(encoder.encode(texts, batch_tokens=tokens), expected, atol=1e-5)
+            del encoder
+            os._exit(0)
+        encoder._lock.release()
+        assert os.waitpid(child, 0)[1] == 0
+        assert np.allclose(encoder.encode(texts), expected, atol=1e-5)"""
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2]), "TOKENIZERS_PARALLELISM": "0"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False,
+                          timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_child_whose_graph_was_replaced_is_told(bundle_copy: Path) -> None:
+    encoder = Encoder.load(bundle_copy, threads=1)
+    (bundle_copy / "onnx" / "model.onnx").write_bytes(b"other")
+    child = os.fork()
+    if child == 0:
+        try:
+            encoder.encode(["a"])
+        except UserError as error:
+            os._exit(7 if "was replaced after it was loaded" in str(error) else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+def test_a_pickled_encoder_opens_its_graph_again(tiny_bundle: Path) -> None:
+    encoder = Encoder.load(tiny_bundle, "int8", threads=1, special_tokens="escape", max_seq_length=9)
+    found = pickle.loads(pickle.dumps(encoder))
+    assert (found.variant, found.threads, found.max_seq_length, found.backend) == ("int8-static", 1, 9, "onnxruntime")
+    np.testing.assert_array_equal(found.encode(["[SEP]", LONG]), encoder.encode(["[SEP]", LONG]))
+
+
+def test_a_pickle_whose_graph_is_another_or_gone(bundle_copy: Path) -> None:
+    pickled = pickle.dumps(Encoder.load(bundle_copy, threads=1))
+    graph = bundle_copy / "onnx" / "model.onnx"
+    graph.write_bytes((bundle_copy / "onnx" / "model_int8.onnx").read_bytes())
+    with pytest.raises(UserError, match="not the one that the encoder was pickled with"):
+        pickle.loads(pickled)
+    graph.unlink()
+    with pytest.raises(UserError, match="not on this machine"):
+        pickle.loads(pickled)
+
+
+# ----------------------------------------------------------------- smaller vectors, similarity, search
+
+
+def test_precisions_and_widths(encoder: Encoder) -> None:
+    vectors = encoder.encode(MIXED)
+    cut = encoder.encode(MIXED, truncate_dim=12)
+    np.testing.assert_allclose(cut, vectors[:, :12] / np.linalg.norm(vectors[:, :12], axis=1, keepdims=True), atol=1e-6)
+    scales = encoder.fit_scales(MIXED, truncate_dim=12)
+    int8 = encoder.encode(MIXED, truncate_dim=12, precision="int8", scales=scales)
+    assert (int8.dtype, int8.shape) == (np.int8, (28, 12))
+    assert cosines(scales.decode(int8), cut).min() > 0.999
+    bits = encoder.encode(MIXED, precision="binary")
+    assert (bits.dtype, bits.shape) == (np.uint8, (28, 4))
+    np.testing.assert_array_equal(np.unpackbits(bits, axis=1), vectors > 0)
+    assert encoder.encode([], precision="binary").shape == (0, 4)
+
+
+def test_similarity_and_search_of_texts_and_of_vectors(encoder: Encoder) -> None:
+    texts = MIXED[:7]
+    vectors = encoder.encode(texts)
+    np.testing.assert_allclose(encoder.similarity(texts, vectors), vectors @ vectors.T, atol=1e-6)
+    hits = encoder.search(texts[2:4], vectors, 2)
+    assert hits.indices[:, 0].tolist() == [2, 3]
+    np.testing.assert_allclose(hits.scores[:, 0], 1, atol=1e-6)
+    with pytest.raises(TypeError, match="bare string"):
+        encoder.search("light", vectors)
+    with pytest.raises(UserError, match=r"got shape|queries must be float vectors"):
+        encoder.search(vectors[0], vectors)
+
+
+# ----------------------------------------------------------------- backends
+
+
+@pytest.mark.parametrize(("name", "provider", "installed", "machine", "expected", "reason"), [
+    ("int8-static", "cpu", True, "x86_64", "openvino", "faster one for int8-static"),
+    ("int8-static", "cpu", True, "AMD64", "openvino", "x86-64"),
+    ("int8-static", "cpu", True, "aarch64", "onnxruntime", "this is aarch64"),
+    ("int8-static", "cpu", False, "x86_64", "onnxruntime", "not installed"),
+    ("int8-static", "cuda", True, "x86_64", "onnxruntime", "cuda was asked for"),
+    ("fp32", "cpu", True, "x86_64", "onnxruntime", "fp32 is float32"),
+    ("int8-dynamic", "cpu", True, "x86_64", "onnxruntime", "is int8-dynamic"),
+])
+def test_auto_says_why(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, name: str, provider: str, installed: bool,
+                       machine: str, expected: str, reason: str) -> None:
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: object() if installed else None)
+    found, why = choose_backend("auto", name, Bundle.open(tiny_bundle).variant(name), provider)
+    assert found == expected
+    assert reason in why
+
+
+def test_auto_is_logged_and_kept(tiny_bundle: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "distilface.runtime"):
+        encoder = Encoder.load(tiny_bundle, backend="auto", threads=1)
+    assert (encoder.backend, "float32" in encoder.backend_reason) == ("onnxruntime", True)
+    assert caplog.records[0].getMessage() == f"fp32: backend onnxruntime: {encoder.backend_reason}"
+
+
+def test_custom_operators_are_refused_by_openvino(tiny_bundle: Path) -> None:
+    variant = Bundle.open(tiny_bundle).variant("fp32").model_copy(update={"needs_custom_ops": True})
+    with pytest.raises(UserError, match=r"com\.microsoft operators, which OpenVINO lacks"):
+        choose_backend("openvino", "fp32", variant, "cpu")
+    assert "com.microsoft" in choose_backend("auto", "fp32", variant, "cpu")[1]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("openvino") is not None, reason="OpenVINO is installed")
+def test_openvino_that_is_not_installed_is_one_line(tiny_bundle: Path) -> None:
+    with pytest.raises(UserError, match=r"pip install 'distilface\[openvino\]'"):
+        Encoder.load(tiny_bundle, backend="openvino")

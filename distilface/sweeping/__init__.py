@@ -1,0 +1,33 @@
+"""Hyper-parameter search with Optuna over `train` and `distill`, scored on dev pairs.
+
+The names here are loaded on first use, so that reading a configuration does not import torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from distilface.errors import require
+
+if TYPE_CHECKING:
+    from distilface.sweeping.config import SweepConfig, load_sweep
+    from distilface.sweeping.run import SweepResult, sweep
+
+__all__ = ["SweepConfig", "SweepResult", "load_sweep", "sweep"]
+
+_HOME = {
+    "SweepConfig": "distilface.sweeping.config",
+    "load_sweep": "distilface.sweeping.config",
+    "SweepResult": "distilface.sweeping.run",
+    "sweep": "distilface.sweeping.run",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'distilface.sweeping' has no attribute {name!r}; it has {', '.join(__all__)}")
+    if _HOME[name] != "distilface.sweeping.config":
+        for module in ("torch", "transformers", "accelerate", "optuna", "matplotlib"):
+            require(module, "sweep", "distilface sweep")
+    return getattr(import_module(_HOME[name]), name)
