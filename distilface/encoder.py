@@ -217,7 +217,7 @@ class SentenceEncoder(nn.Module):
         """
         with quiet_transformers():
             self.backbone.save_pretrained(folder, safe_serialization=True)
-        self.tokenizer.save(folder)
+        self.tokenizer.save(folder, self.takes_token_types)
         kept = self.head_mode == "kept"
         write_modules(folder, self.pooling, self.pooler.dim, self.max_seq_length, kept, self.truncate_dim is not None)
         if kept:

@@ -186,7 +186,7 @@ def export(model: str | Path, out: str | Path, pooling: str | None = None, max_s
         export_graph(encoder, graph)
         say("comparing with torch")
         compared = compare_with_torch(encoder, graph)
-        encoder.tokenizer.save(folder)
+        encoder.tokenizer.save(folder, encoder.takes_token_types)
         _write_config(encoder, folder)
         write_modules(folder, encoder.pooling, encoder.pooler.dim, encoder.max_seq_length, encoder.head_mode == "kept",
                       encoder.truncate_dim is not None, first_output_is_pooled_from=True)

@@ -119,10 +119,14 @@ class Tokenizer:
             mask[index, : len(row)] = 1
         return {"input_ids": ids, "attention_mask": mask}
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, token_types: bool = True) -> None:
         """Write tokenizer.json, tokenizer_config.json, special_tokens_map.json and, for WordPiece, vocab.txt.
 
         All name the one length limit; none pads to a fixed length.
+
+        Args:
+            token_types: whether the encoder takes ``token_type_ids``. transformers 4 feeds them to DistilBERT, which
+                fails on them, unless the configuration says that there are none.
         """
         escape = self.backend.encode_special_tokens
         self.backend.encode_special_tokens = False
@@ -131,6 +135,8 @@ class Tokenizer:
         special = {name: _content(self.settings[name]) for name in _SPECIAL_NAMES if self.settings.get(name)}
         settings = {key: value for key, value in self.settings.items() if key not in _STALE}
         settings |= special | {"model_max_length": self.max_seq_length}
+        if not token_types:
+            settings["model_input_names"] = ["input_ids", "attention_mask"]
         if settings.get("tokenizer_class") in (None, "TokenizersBackend"):  # the second is unknown to transformers 4
             settings["tokenizer_class"] = "PreTrainedTokenizerFast"
         write_json(folder / "tokenizer_config.json", settings)

@@ -277,3 +277,11 @@ def test_escaping_belongs_to_the_reader_and_is_not_saved(folder: Path, tmp_path:
     assert escaping.encode_batch(["[SEP]"]) == before
     (parsed,) = Tokenizer.load(tmp_path).encode_batch(["[SEP]"])
     assert parsed.count(escaping.backend.token_to_id("[SEP]")) == 2
+
+
+def test_an_encoder_without_token_types_says_so(tmp_path: Path) -> None:
+    """transformers 4 gives a tokenizer of no particular model token types, and DistilBERT refuses them."""
+    tiny_tokenizer(tmp_path)
+    Tokenizer.load(tmp_path).save(tmp_path, token_types=False)
+    loaded = transformers.AutoTokenizer.from_pretrained(tmp_path, local_files_only=True)
+    assert sorted(loaded(["turn on the light"])) == ["attention_mask", "input_ids"]
