@@ -100,7 +100,8 @@ def _ask(call: Callable[[Any], Result], purpose: str) -> Result:
     except Exception as error:  # no connection, no login, no such repository, no permission: one kind of answer
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         reason = lines[0][:160] if lines else type(error).__name__
-        if type(error).__name__ == "OfflineModeIsEnabled":  # also what fail_fast_offline turns an unknown host into
+        # The first is also what fail_fast_offline turns an unknown host into; the second is that of huggingface_hub 0.
+        if type(error).__name__ in ("OfflineModeIsEnabled", "ConnectionError"):
             reason = "the Hub can't be reached, or HF_HUB_OFFLINE is set"
         raise UserError(f"{purpose} failed ({reason}); check the name, the connection and the login (hf auth login, or "
                         "HF_TOKEN)") from None

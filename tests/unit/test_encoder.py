@@ -193,7 +193,8 @@ def test_a_folder_of_sentence_transformers_is_read(checkpoint: Path, tmp_path: P
     library = pytest.importorskip("sentence_transformers")
     from sentence_transformers import models
 
-    transformer = models.Transformer(str(checkpoint), max_seq_length=24)
+    SentenceEncoder.load(checkpoint).save(tmp_path / "ours")  # which tells transformers 4 of no token types
+    transformer = models.Transformer(str(tmp_path / "ours"), max_seq_length=24)
     width = transformer.get_embedding_dimension() if hasattr(transformer, "get_embedding_dimension") else 32
     peer = library.SentenceTransformer(
         modules=[transformer, models.Pooling(width, pooling_mode=mode), models.Normalize()], device="cpu")
