@@ -5,8 +5,9 @@ The names at the door are loaded on first use, so importing the package stays fa
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from distilface.lazy import loader
 
 if TYPE_CHECKING:
     from distilface.errors import DistilfaceError, GateError, UserError
@@ -22,8 +23,4 @@ _HOME = {
     "GateError": "distilface.errors",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'distilface' has no attribute {name!r}; it has {', '.join(__all__)}")
-    return getattr(import_module(_HOME[name]), name)
+__getattr__ = loader(__name__, _HOME)

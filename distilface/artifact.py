@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -17,6 +17,7 @@ from distilface.errors import GateError, UserError
 from distilface.loading import sha256_of
 from distilface.tokenizer import write_json
 
+Model = TypeVar("Model", bound=BaseModel)
 MANIFEST = "distilface.json"
 GOLDEN = "golden.json"
 FORMAT_VERSION = 1
@@ -154,21 +155,12 @@ class Bundle:
         folder = Path(folder)
         if not folder.is_dir():
             raise UserError(f"bundle {str(folder)!r} does not exist; make one: distilface export MODEL --out FOLDER")
-        values = _manifest_values(folder)
+        values = manifest_values(folder, "copy or export the bundle again")
         if values is None or values.get("kind") != "bundle":
             kind = "a checkpoint" if not values or values.get("kind") != "vectors" else "a folder of vectors"
             what = f"is {kind}, not a bundle" if values else f"has no {MANIFEST}, so it is no bundle"
             raise UserError(f"{str(folder)!r} {what}; make one with: distilface export MODEL --out FOLDER")
-        version = values.get("format_version")
-        if not isinstance(version, int) or version > FORMAT_VERSION:
-            raise UserError(f"bundle {str(folder)!r} has format version {version!r}; this distilface reads up to "
-                            f"{FORMAT_VERSION}: pip install --upgrade distilface")
-        try:
-            return cls(folder, Manifest.model_validate(values))
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where = ".".join(map(str, first["loc"]))
-            raise UserError(f"{str(folder / MANIFEST)!r} is damaged at {where}: {first['msg']}; export again") from None
+        return cls(folder, validated(Manifest, values, folder, "bundle {} has", FORMAT_VERSION, "export again"))
 
     @property
     def variant_names(self) -> list[str]:
@@ -221,9 +213,14 @@ def write_manifest(folder: Path, manifest: Manifest) -> Manifest:
         if file.is_file() and relative != MANIFEST:
             files[relative] = FileRecord(sha256=sha256_of(file), size=file.stat().st_size)
     complete = manifest.model_copy(update={"files": files})
-    with atomic_file(folder / MANIFEST) as temporary:
-        write_json(temporary, complete.model_dump(mode="json"))
+    replace_manifest(folder, complete)
     return complete
+
+
+def replace_manifest(folder: Path, manifest: BaseModel) -> None:
+    """Write distilface.json as it is given, atomically: hashes of files are not taken anew."""
+    with atomic_file(folder / MANIFEST) as temporary:
+        write_json(temporary, manifest.model_dump(mode="json"))
 
 
 def write_golden(folder: Path, texts: Sequence[GoldenText]) -> None:
@@ -234,7 +231,7 @@ def write_golden(folder: Path, texts: Sequence[GoldenText]) -> None:
 
 def is_bundle(folder: str | Path) -> bool:
     """Whether ``folder`` holds a bundle's manifest (a checkpoint has a distilface.json of another kind)."""
-    values = _manifest_values(Path(folder))
+    values = manifest_values(Path(folder), "copy or export the bundle again")
     return values is not None and values.get("kind") == "bundle"
 
 
@@ -343,12 +340,37 @@ def _existing_parent(path: Path) -> Path:
     return parent
 
 
-def _manifest_values(folder: Path) -> dict[str, Any] | None:
+def manifest_values(folder: Path, remedy: str) -> dict[str, Any] | None:
+    """What a folder's distilface.json holds, of whatever kind; None without one. ``remedy`` is for one that is cut."""
     file = folder / MANIFEST
     if not file.is_file():
         return None
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise UserError(f"{str(file)!r} is not valid JSON ({error}); copy or export the bundle again") from None
+        raise UserError(f"{str(file)!r} is not valid JSON ({error}); {remedy}") from None
     return values if isinstance(values, dict) else None
+
+
+def validated(model: type[Model], values: dict[str, Any], folder: Path, subject: str, newest: int,
+              remedy: str) -> Model:
+    """The values of a distilface.json as a ``model``.
+
+    Args:
+        subject: how an error about the version begins, ``{}`` being the folder.
+        newest: the newest format version that can be read.
+        remedy: for a damaged manifest.
+
+    Raises:
+        UserError: a newer version, or a value that does not fit.
+    """
+    version = values.get("format_version")
+    if not isinstance(version, int) or version > newest:
+        raise UserError(f"{subject.format(repr(str(folder)))} format version {version!r}; this distilface reads up to "
+                        f"{newest}: pip install --upgrade distilface")
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise UserError(f"{str(folder / MANIFEST)!r} is damaged at {where}: {first['msg']}; {remedy}") from None

@@ -8,10 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from distilface.artifact import MANIFEST, Bundle, atomic_directory, atomic_file, check_output
+from distilface.artifact import MANIFEST, Bundle, atomic_directory, check_output, replace_manifest
 from distilface.data.hub import fail_fast_offline
 from distilface.errors import DistilfaceError, UserError, require
-from distilface.tokenizer import write_json
 
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 Result = TypeVar("Result")
@@ -74,8 +73,7 @@ def pull(repo: str, out: str | Path, overwrite: bool = False) -> Bundle:
         pulled = Bundle.open(folder)
         check_files(pulled)
         manifest = pulled.manifest.model_copy(update={"origin": f"{name}@{commit}"})
-        with atomic_file(folder / MANIFEST) as temporary:
-            write_json(temporary, manifest.model_dump(mode="json"))
+        replace_manifest(folder, manifest)
     return Bundle.open(out)
 
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import yaml
 
-from distilface.artifact import MANIFEST, Bundle, FileRecord, Manifest, Variant, atomic_file
+from distilface.artifact import Bundle, FileRecord, Manifest, Variant, atomic_file, replace_manifest
 from distilface.loading import sha256_of
-from distilface.tokenizer import write_json
 
 _PLAIN_POOLERS = {"cls": "the first token", "mean": "the mean over the attention mask",
                   "max": "the maximum over the attention mask"}
@@ -35,9 +34,7 @@ def record_scores(bundle: Bundle, variant: str, scores: Mapping[str, float]) -> 
         temporary.write_text(render_card(manifest), encoding="utf-8", newline="\n")
     # Only the card's hash is new: hashing all again would give an altered file a clean record.
     listed = FileRecord(sha256=sha256_of(card), size=card.stat().st_size)
-    manifest = manifest.model_copy(update={"files": {**manifest.files, "README.md": listed}})
-    with atomic_file(bundle.folder / MANIFEST) as temporary:
-        write_json(temporary, manifest.model_dump(mode="json"))
+    replace_manifest(bundle.folder, manifest.model_copy(update={"files": {**manifest.files, "README.md": listed}}))
 
 
 def render_card(manifest: Manifest) -> str:

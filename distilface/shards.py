@@ -7,17 +7,15 @@ run or a second machine, replaces itself: nothing is lost or doubled.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from pydantic import ValidationError
 
 from distilface import __version__
-from distilface.artifact import MANIFEST, atomic_file, check_output
+from distilface.artifact import atomic_file, check_output, manifest_values, replace_manifest, validated
 from distilface.config import StrictModel
 from distilface.errors import UserError
 from distilface.loading import sha256_of
@@ -26,6 +24,7 @@ from distilface.tokenizer import SpecialTokens, write_json
 
 FORMAT_VERSION = 1
 ShardFormat = Literal["parquet", "npy"]
+_REMEDY = "use another folder or --overwrite"
 
 
 class ShardSettings(StrictModel):
@@ -111,20 +110,11 @@ class ShardSet:
             UserError: no folder of vectors, a damaged plan, or one of a newer version.
         """
         folder = Path(folder)
-        values = _values(folder)
+        values = manifest_values(folder, _REMEDY)
         if values is None or values.get("kind") != "vectors":
             raise UserError(f"{str(folder)!r} is no folder of vectors; make one: distilface encode BUNDLE TEXTS --out "
                             "FOLDER/")
-        version = values.get("format_version")
-        if not isinstance(version, int) or version > FORMAT_VERSION:
-            raise UserError(f"vectors {str(folder)!r} have format version {version!r}; this distilface reads up to "
-                            f"{FORMAT_VERSION}: pip install --upgrade distilface")
-        try:
-            return cls(folder, ShardPlan.model_validate(values))
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where = ".".join(map(str, first["loc"]))
-            raise UserError(f"{str(folder / MANIFEST)!r} is damaged at {where}: {first['msg']}; encode again") from None
+        return cls(folder, validated(ShardPlan, values, folder, "vectors {} have", FORMAT_VERSION, "encode again"))
 
     @classmethod
     def find(cls, folder: str | Path, overwrite: bool, sources: Sequence[str | Path]) -> ShardSet | None:
@@ -133,10 +123,10 @@ class ShardSet:
         Raises:
             UserError: the folder holds something else, overlaps a source, or can't be written.
         """
-        values = _values(Path(folder))
+        values = None if overwrite else manifest_values(Path(folder), _REMEDY)
         begun = values is not None and values.get("kind") == "vectors"
         check_output(folder, overwrite or begun, sources)
-        return cls.open(folder) if begun and not overwrite else None
+        return cls.open(folder) if begun else None
 
     @classmethod
     def begin(cls, folder: str | Path, plan: ShardPlan) -> ShardSet:
@@ -145,8 +135,7 @@ class ShardSet:
         if folder.exists():
             shutil.rmtree(folder)
         folder.mkdir(parents=True)
-        with atomic_file(folder / MANIFEST) as temporary:
-            write_json(temporary, plan.model_dump(mode="json"))
+        replace_manifest(folder, plan)
         return cls(folder, plan)
 
     @property
@@ -220,14 +209,3 @@ class ShardSet:
 def stored(scales: Scales | None) -> StoredScales | None:
     """For the plan."""
     return None if scales is None else StoredScales(low=scales.low.tolist(), high=scales.high.tolist())
-
-
-def _values(folder: Path) -> dict[str, Any] | None:
-    file = folder / MANIFEST
-    if not file.is_file():
-        return None
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{str(file)!r} is not valid JSON ({error}); use another folder or --overwrite") from None
-    return values if isinstance(values, dict) else None

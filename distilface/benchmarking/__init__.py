@@ -5,8 +5,9 @@ The names are loaded on first use: a worker process imports this package too, an
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from distilface.lazy import loader
 
 if TYPE_CHECKING:
     from distilface.benchmarking.config import BenchConfig
@@ -16,11 +17,12 @@ if TYPE_CHECKING:
 
 __all__ = ["BenchConfig", "BenchReport", "Subject", "bench", "find_subjects"]
 
-_HOME = {"BenchConfig": "config", "BenchReport": "results", "bench": "runner", "Subject": "subjects",
-         "find_subjects": "subjects"}
+_HOME = {
+    "BenchConfig": "distilface.benchmarking.config",
+    "BenchReport": "distilface.benchmarking.results",
+    "bench": "distilface.benchmarking.runner",
+    "Subject": "distilface.benchmarking.subjects",
+    "find_subjects": "distilface.benchmarking.subjects",
+}
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'distilface.benchmarking' has no attribute {name!r}")
-    return getattr(import_module(f"distilface.benchmarking.{_HOME[name]}"), name)
+__getattr__ = loader(__name__, _HOME)

@@ -5,10 +5,10 @@ The names here are loaded on first use, so that reading a configuration does not
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from distilface.errors import require
+from distilface.lazy import loader
 
 if TYPE_CHECKING:
     from distilface.distillation.config import DistillConfig
@@ -19,10 +19,10 @@ __all__ = ["DistillConfig", "distill"]
 _HOME = {"DistillConfig": "distilface.distillation.config", "distill": "distilface.distillation.run"}
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'distilface.distillation' has no attribute {name!r}; it has {', '.join(__all__)}")
+def _check(name: str) -> None:
     if name == "distill":
         for module in ("torch", "transformers", "accelerate"):
             require(module, "train", "distillation")
-    return getattr(import_module(_HOME[name]), name)
+
+
+__getattr__ = loader(__name__, _HOME, _check)

@@ -7,10 +7,10 @@ reading a configuration does not import torch.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from distilface.errors import require
+from distilface.lazy import loader
 
 if TYPE_CHECKING:
     from distilface.probing.config import ProbeConfig
@@ -25,11 +25,11 @@ _HOME = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'distilface.probing' has no attribute {name!r}; it has {', '.join(__all__)}")
+def _check(name: str) -> None:
     if _HOME[name] != "distilface.probing.config":
         for module in ("torch", "transformers", "accelerate", "scipy"):
             require(module, "train", "probing")
         require("matplotlib", "bench", "the plots of probing")
-    return getattr(import_module(_HOME[name]), name)
+
+
+__getattr__ = loader(__name__, _HOME, _check)

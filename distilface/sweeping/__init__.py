@@ -5,10 +5,10 @@ The names here are loaded on first use, so that reading a configuration does not
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from distilface.errors import require
+from distilface.lazy import loader
 
 if TYPE_CHECKING:
     from distilface.sweeping.config import SweepConfig, load_sweep
@@ -24,10 +24,10 @@ _HOME = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'distilface.sweeping' has no attribute {name!r}; it has {', '.join(__all__)}")
+def _check(name: str) -> None:
     if _HOME[name] != "distilface.sweeping.config":
         for module in ("torch", "transformers", "accelerate", "optuna", "matplotlib"):
             require(module, "sweep", "distilface sweep")
-    return getattr(import_module(_HOME[name]), name)
+
+
+__getattr__ = loader(__name__, _HOME, _check)

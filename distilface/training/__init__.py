@@ -5,10 +5,10 @@ The names here are loaded on first use, so that reading a configuration does not
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from distilface.errors import require
+from distilface.lazy import loader
 
 if TYPE_CHECKING:
     from distilface.training.config import TrainConfig
@@ -23,10 +23,10 @@ _HOME = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'distilface.training' has no attribute {name!r}; it has {', '.join(__all__)}")
+def _check(name: str) -> None:
     if _HOME[name] != "distilface.training.config":
         for module in ("torch", "transformers", "accelerate"):
             require(module, "train", "training")
-    return getattr(import_module(_HOME[name]), name)
+
+
+__getattr__ = loader(__name__, _HOME, _check)

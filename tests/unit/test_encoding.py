@@ -142,6 +142,22 @@ def test_other_settings_are_refused_by_name(encoder: Encoder, inputs: list[Path]
     assert folder_of(encoder, inputs, out, overwrite=True, **changed).encoded > 0
 
 
+@pytest.mark.parametrize(("content", "expected"), [
+    ("{", "not valid JSON.*--overwrite"),
+    ('{"kind": "vectors", "format_version": 2}', "'.*vectors' have format version 2; this distilface reads up to 1"),
+    ('{"kind": "vectors", "format_version": 1}', "is damaged at dim: .*; encode again"),
+], ids=["cut", "newer", "incomplete"])
+def test_a_damaged_plan_is_refused_and_can_be_begun_again(encoder: Encoder, inputs: list[Path], tmp_path: Path,
+                                                          content: str, expected: str) -> None:
+    out = tmp_path / "vectors"
+    folder_of(encoder, inputs, out)
+    (out / "distilface.json").write_text(content, encoding="utf-8")
+    with pytest.raises(UserError, match=expected):
+        folder_of(encoder, inputs, out)
+    folder_of(encoder, inputs, out, overwrite=True)
+    assert_all_once(out, inputs, encoder.encode(TEXTS))
+
+
 def test_another_graph_or_other_inputs_are_refused(encoder: Encoder, inputs: list[Path], tmp_path: Path,
                                                    tiny_bundle: Path) -> None:
     out = tmp_path / "vectors"
