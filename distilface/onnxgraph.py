@@ -61,18 +61,19 @@ def simplify_attention_mask(model: Any) -> None:
     """Replace the exporter's mask arithmetic by ``(mask - 1) * max``, shape ``[batch, 1, 1, length]``.
 
     transformers builds a full ``[batch, 1, length, length]`` mask by ranges, comparisons and GatherND, some 20 nodes
-    that differ from version to version. Every query sees the same keys here, so one row per text says it all. The
-    tensors replaced are those that feed an Add in front of a Softmax and depend on nothing but the attention mask.
+    that differ from version to version. Every query sees the same keys here, so one row per text says it all.
+    Replaced is what depends on nothing but the attention mask and meets the scores in front of a Softmax: the addend
+    of an Add, or the condition of a Where that fills in a constant (DistilBERT of transformers 4), which becomes the Add.
     """
     graph = model.graph
     index = GraphIndex(graph)
     from_mask = _depends_only_on(index, {"attention_mask"})
-    targets: list[tuple[Any, int]] = []
+    targets: list[tuple[Any, str]] = []
     for softmax in (node for node in graph.node if node.op_type == "Softmax"):
-        add = index.producer.get(softmax.input[0])
-        if add is None or add.op_type != "Add":
-            continue
-        targets += [(add, slot) for slot, name in enumerate(add.input) if name in from_mask]
+        masking = index.producer.get(softmax.input[0])
+        scores = _unmasked_scores(masking, index, from_mask) if masking is not None else None
+        if scores is not None:
+            targets.append((masking, scores))
     if not targets:
         return
     new = [
@@ -83,11 +84,23 @@ def simplify_attention_mask(model: Any) -> None:
     ]
     add_initializers(graph, {"mask_one": np.float32(1), "mask_largest": np.float32(-MASKED),
                              "mask_axes": np.array([1, 2], dtype=np.int64)})
-    for node, slot in targets:
-        node.input[slot] = "mask_bias"
+    for node, scores in targets:
+        node.op_type = "Add"
+        node.input[:] = [scores, "mask_bias"]
     graph.node.extend(new)
     remove_unused(graph)
     sort_topologically(graph)
+
+
+def _unmasked_scores(node: Any, index: GraphIndex, from_mask: set[str]) -> str | None:
+    """The scores that an Add or a Where masks by what ``from_mask`` names; None where the node does something else."""
+    if node.op_type == "Add":
+        scores = [name for name in node.input if name not in from_mask]
+    elif node.op_type == "Where" and node.input[0] in from_mask:
+        scores = [name for name in node.input[1:] if name not in index.initializers]
+    else:
+        return None
+    return scores[0] if len(scores) == 1 else None
 
 
 def _depends_only_on(index: GraphIndex, names: set[str]) -> set[str]:

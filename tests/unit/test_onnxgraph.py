@@ -227,6 +227,24 @@ def test_a_simplified_mask_is_the_same_function(batch: int, length: int, flip: b
     assert float(found[np.broadcast_to(mask[:, None, None] == 0, found.shape)].sum()) == 0
 
 
+@pytest.mark.parametrize("kept_first", [False, True])
+def test_a_mask_filled_into_the_scores_is_the_same_function(kept_first: bool) -> None:
+    """DistilBERT of transformers 4 fills the smallest number into the scores; there is no Add to find."""
+    choose = ["keep_square", "scores", "smallest"]
+    nodes = [*_exported_mask()[:-1], helper.make_node("Where", choose, ["masked"])]
+    if not kept_first:  # "where padding, the smallest number" instead of "where text, the scores"
+        nodes[-1:] = [helper.make_node("Not", ["keep_square"], ["drop_square"]),
+                      helper.make_node("Where", ["drop_square", "smallest", "scores"], ["masked"])]
+    nodes.append(helper.make_node("Softmax", ["masked"], ["y"], axis=-1))
+    before, after = (_model(nodes, MASK_INPUTS, PROBABILITIES, _MASK_CONSTANTS) for _ in range(2))
+    simplify_attention_mask(after)
+    onnx.checker.check_model(after)
+    assert not {"Where", "Expand", "Shape", "Not"} & {node.op_type for node in after.graph.node}
+    feeds = {"scores": np.random.default_rng(0).standard_normal((2, 2, 5, 5)).astype(np.float32),
+             "attention_mask": np.array([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]])}
+    np.testing.assert_array_equal(_run(after, **feeds)[0], _run(before, **feeds)[0])
+
+
 def test_a_text_without_tokens_stays_finite() -> None:
     model = _attention(_exported_mask())
     simplify_attention_mask(model)
