@@ -63,7 +63,7 @@ def simplify_attention_mask(model: Any) -> None:
     transformers builds a full ``[batch, 1, length, length]`` mask by ranges, comparisons and GatherND, some 20 nodes
     that differ from version to version. Every query sees the same keys here, so one row per text says it all.
     Replaced is what depends on nothing but the attention mask and meets the scores in front of a Softmax: the addend
-    of an Add, or the condition of a Where that fills in a constant (DistilBERT of transformers 4), which becomes the Add.
+    of an Add, or the condition of a Where that fills in a constant (DistilBERT of transformers 4): it becomes the Add.
     """
     graph = model.graph
     index = GraphIndex(graph)
