@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import datetime
 import logging
+import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from distilface.sweeping.workers import Presence
 
 HEARTBEAT, GRACE = 30, 120
 """Seconds between two signs of life in the storage, and after which a worker that gives none is given up."""
+CREATION_ATTEMPTS = 5
 INDEX, ATTEMPT, DEATHS, WORKER, RUNS, REASON, PLACE = (
     "index", "attempt", "deaths", "worker", "runs", "reason", "place")
 """User attributes of a trial."""
@@ -50,11 +52,10 @@ def open_study(config: SweepConfig, out: Path) -> optuna.Study:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         try:
-            storage = optuna.storages.RDBStorage(
-                url, engine_kwargs=engine, heartbeat_interval=HEARTBEAT, grace_period=GRACE)
-            study = optuna.create_study(
-                study_name=config.name, storage=storage, direction="maximize", load_if_exists=True,
-                sampler=PlannedSampler(config), pruner=_pruner(config))
+            study = _first_or_joined(lambda: optuna.create_study(
+                study_name=config.name, storage=optuna.storages.RDBStorage(
+                    url, engine_kwargs=engine, heartbeat_interval=HEARTBEAT, grace_period=GRACE),
+                direction="maximize", load_if_exists=True, sampler=PlannedSampler(config), pruner=_pruner(config)))
         except (ImportError, sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.OptunaError) as error:
             shown = hidden(url)
             why = " ".join(str(error).split()).replace(url, shown)[:200]
@@ -66,6 +67,20 @@ def open_study(config: SweepConfig, out: Path) -> optuna.Study:
     else:
         check_same_plan(stored, config.plan, f"sweep {config.name!r} in {hidden(url)}")
     return study
+
+
+def _first_or_joined(create: Callable[[], optuna.Study]) -> optuna.Study:
+    """Create a study, again where another worker set up the same new database at that moment: then it is there."""
+    for attempt in range(CREATION_ATTEMPTS - 1):
+        try:
+            return create()
+        except (optuna.exceptions.StorageInternalError, sqlalchemy.exc.IntegrityError):
+            time.sleep(0.1 * 2**attempt)
+        except sqlalchemy.exc.OperationalError as error:
+            if "already exists" not in str(error):
+                raise
+            time.sleep(0.1 * 2**attempt)
+    return create()
 
 
 def hidden(url: str) -> str:

@@ -199,6 +199,24 @@ def test_two_workers_share_a_grid(make: Make, tmp_path: Path) -> None:
         result.best.index)
 
 
+def test_workers_that_start_at_once_make_one_study(make: Make, tmp_path: Path) -> None:
+    """Four set up the same new database at the same moment; the losers of that race join in."""
+    file = make({"loss.temperature": [0.05, 0.1]})
+    code = ("import sys, time\nfrom pathlib import Path\nfrom distilface.sweeping import load_sweep\n"
+            "from distilface.sweeping.study import open_study\nconfig = load_sweep(Path(sys.argv[1]))\n"
+            "print('ready', flush=True)\ninput()\nprint(open_study(config, Path(sys.argv[2])).study_name)")
+    command, pipe = [sys.executable, "-c", code, str(file), str(tmp_path)], subprocess.PIPE
+    workers = [subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) for _ in range(4)]
+    for worker in workers:
+        assert worker.stdout is not None and worker.stdout.readline() == "ready\n"
+    for worker in workers:
+        assert worker.stdin is not None
+        worker.stdin.write("\n")
+        worker.stdin.flush()
+    found = [worker.communicate(timeout=120) for worker in workers]
+    assert [output for output, _ in found] == [f"{load_sweep(file).name}\n"] * 4, [error[-300:] for _, error in found]
+
+
 def test_distillation_over_seeds_and_its_best_configuration(make: Make, tmp_path: Path, checkpoint: Path) -> None:
     teacher = {"name": str(checkpoint), "cache": str(tmp_path / "cache")}
     file = make({"student.layers": [1, 2]}, {"max_steps": 2}, {"teacher": teacher, "student": {"dropout": 0.1}},
