@@ -167,8 +167,13 @@ class Bundle:
         """Names of the graphs there are, fp32 first."""
         return list(self.manifest.variants)
 
-    def resolve_variant(self, name: str) -> str:
-        """A variant's full name; ``int8`` means the static INT8 graph, else that by token, else the dynamic one."""
+    def resolve_variant(self, name: str | None) -> str:
+        """A variant's full name; ``int8`` means the static INT8 graph, else that by token, else the dynamic one.
+
+        None is fp32, and in a bundle of one graph that one.
+        """
+        if name is None:
+            name = self.variant_names[0] if len(self.variant_names) == 1 else "fp32"
         candidates = ("int8-static", "int8-token", "int8-dynamic") if name == "int8" else (name,)
         for candidate in candidates:
             if candidate in self.manifest.variants:
@@ -177,7 +182,7 @@ class Bundle:
         raise UserError(f"bundle {str(self.folder)!r} has no variant {name!r}; it has "
                         f"{', '.join(self.variant_names)}{hint}")
 
-    def variant(self, name: str) -> Variant:
+    def variant(self, name: str | None) -> Variant:
         """What the manifest says of a variant."""
         return self.manifest.variants[self.resolve_variant(name)]
 

@@ -30,7 +30,7 @@ from distilface.tokenizer import Tokenizer
 MAIN_GRAPH = VARIANT_FILES["fp32"]
 
 
-def deliver(bundle: str | Path, out: str | Path, variant: str = "fp32", tokenizer_in_graph: bool = False,
+def deliver(bundle: str | Path, out: str | Path, variant: str | None = None, tokenizer_in_graph: bool = False,
             ort_format: bool = False, overwrite: bool = False,
             progress: Callable[[str], None] | None = None) -> Bundle:
     """Write one variant of a bundle as a bundle of its own, its graph being ``onnx/model.onnx``.
@@ -38,7 +38,7 @@ def deliver(bundle: str | Path, out: str | Path, variant: str = "fp32", tokenize
     That is the file that consumers without a choice read: text-embeddings-inference, and defaults elsewhere.
 
     Args:
-        variant: which graph; ``int8`` as everywhere.
+        variant: which graph; ``int8`` and None as everywhere.
         tokenizer_in_graph, ort_format: add these forms of it (see `make_forms`).
 
     Raises:

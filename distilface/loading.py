@@ -76,7 +76,7 @@ def load_any(model: str | Path, variant: str | None = None, pooling: str | None 
                             "graph; drop it, or export the checkpoint again")
         from distilface.runtime import Encoder
 
-        return Encoder.load(folder, variant=variant or "fp32", max_seq_length=max_seq_length)
+        return Encoder.load(folder, variant=variant, max_seq_length=max_seq_length)
     if variant is not None:
         raise UserError(f"--variant {variant} was given, but {str(model)!r} is a checkpoint, not a bundle; "
                         "run distilface export first or drop --variant")

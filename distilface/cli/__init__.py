@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import typer
 
-from distilface.cli import making, measuring, probing, quantizing, serving, sweeping
+from distilface.cli import compressing, making, measuring, probing, quantizing, serving, sweeping
 from distilface.errors import DistilfaceError
 
 app = typer.Typer(
@@ -17,8 +17,8 @@ app = typer.Typer(
     add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 for verb in (making.train, making.distill, sweeping.sweep, measuring.evaluate, probing.probe, making.shrink,
-             making.export, quantizing.quantize, measuring.verify, measuring.bench, serving.encode, serving.push,
-             serving.pull, making.demo):
+             making.export, quantizing.quantize, compressing.compress, measuring.verify, measuring.bench,
+             serving.encode, serving.push, serving.pull, making.demo):
     app.command()(verb)
 
 

@@ -129,7 +129,7 @@ def export(
             raise UserError(f"{given[0]} changes a graph when it is made, and {model!r} is a bundle; export the "
                             "checkpoint with it")
         with progress() as report:
-            bundle = deliver(model, out, variant or "fp32", tokenizer_in_graph, ort_format, overwrite, report)
+            bundle = deliver(model, out, variant, tokenizer_in_graph, ort_format, overwrite, report)
         name, record = next(iter(bundle.manifest.variants.items()))
         console.print(f"{bundle.folder}: {name} as {record.file}, {record.size / 1e6:.1f} MB")
     else:

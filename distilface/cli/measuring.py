@@ -24,7 +24,7 @@ def evaluate(
     aggregation: Annotated[str, typer.Option("--aggregation", help="all, mean or wmean.")] = "all",
     groups: Annotated[Text, typer.Option("--groups", help="Texts that mean the same, a row each: retrieval.")] = None,
     last: Annotated[Number, typer.Option("--last", help="Only the last so many groups: those held out.")] = None,
-    variant: Annotated[Text, typer.Option("--variant", help="Graph of a bundle; default fp32.")] = None,
+    variant: Annotated[Text, typer.Option("--variant", help="Graph of a bundle; default fp32 or the only one.")] = None,
     pooling: Annotated[Text, typer.Option("--pooling", help="Override a checkpoint's pooling.")] = None,
     max_seq_length: Annotated[Number, typer.Option("--max-seq-length", help="A lower length limit.")] = None,
     geometry: Annotated[bool, typer.Option("--geometry", help="Also alignment and uniformity (STS-B).")] = False,
@@ -84,8 +84,9 @@ def evaluate(
         from distilface.modelcard import record_scores
 
         averages = {"avg7": scores.avg7} if scores.avg7 is not None else {}
-        record_scores(bundle, variant or "fp32", {**{item.name: item.spearman for item in scores.sets}, **averages})
-        console.print(f"{bundle.folder}: scores of {variant or 'fp32'} are in its manifest and model card")
+        name = bundle.resolve_variant(variant)
+        record_scores(bundle, name, {**{item.name: item.spearman for item in scores.sets}, **averages})
+        console.print(f"{bundle.folder}: scores of {name} are in its manifest and model card")
 
 
 def _bundle_to_record(model: str, data: Path | None, aggregation: str) -> Bundle:

@@ -22,7 +22,7 @@ def encode(
         help="Files of texts (text, TSV, CSV, JSONL, Parquet, .gz), or - for stdin.")],
     out: Annotated[str, typer.Option("--out", "-o", help="FILE.npy, .jsonl, .parquet; FOLDER/ for resumable shards; "
                                                          "- for JSONL on stdout.")] = "-",
-    variant: Annotated[str, typer.Option("--variant", help="fp32, int8, int8-static, int8-dynamic.")] = "fp32",
+    variant: Annotated[Text, typer.Option("--variant", help="fp32 (default), int8, int8-static, w4, ...")] = None,
     backend: Annotated[str, typer.Option("--backend", help="onnxruntime, openvino or auto.")] = "onnxruntime",
     column: Annotated[Text, typer.Option("--column", help="Column that holds the text.")] = None,
     id_column: Annotated[Text, typer.Option("--id-column", help="Shards: a column to keep beside the text.")] = None,

@@ -41,7 +41,7 @@ def identity(teacher: TeacherConfig) -> dict[str, Any]:
     variant = None
     if is_bundle(folder):
         bundle = Bundle.open(folder)
-        variant = bundle.resolve_variant(teacher.variant or "fp32")
+        variant = bundle.resolve_variant(teacher.variant)
         files = [bundle.graph(variant), *(folder / name for name in ("tokenizer.json", "tokenizer_config.json"))]
     else:
         files = [file for file in sorted(folder.rglob("*")) if file.suffix in _MODEL_SUFFIXES and file.is_file()]

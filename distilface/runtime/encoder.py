@@ -77,13 +77,14 @@ class Encoder:
         _OPEN.add(self)
 
     @classmethod
-    def load(cls, bundle: str | Path, variant: str = "fp32", threads: int | None = None, provider: str = "cpu",
+    def load(cls, bundle: str | Path, variant: str | None = None, threads: int | None = None, provider: str = "cpu",
              special_tokens: SpecialTokens = "parse", max_seq_length: int | None = None,
              backend: Choice = "onnxruntime") -> Encoder:
         """Load one variant of a bundle; its graph and tokenizer must have the sha256 that the manifest says.
 
         Args:
             variant: a name in the manifest, or ``int8``: the static INT8 graph when there is one, else the dynamic one.
+                Default: fp32; in a bundle of one graph, that one.
             threads: default, the processors this process may use (affinity and container quota).
             provider: ``cpu``, ``cuda`` or ``tensorrt``; asking for one that is not there is an error, never a
                 fall-back.

@@ -107,6 +107,23 @@ def trim_vocabulary(encoder: SentenceEncoder, corpus: str | Path, coverage: floa
     return _new_tokenizer(tokenizer, trimmed, mapping), report
 
 
+def sizes_by_coverage(encoder: SentenceEncoder, corpus: str | Path, coverages: Sequence[float]) -> dict[float, int]:
+    """How many pieces `trim_vocabulary` would keep, by coverage; all of them at 100, which stands for no trimming.
+
+    Raises:
+        UserError: a corpus without tokens or in another script; a kind of tokenizer that can't be trimmed.
+    """
+    full = FastTokenizer.from_str(encoder.tokenizer.backend.to_str())
+    full.no_truncation()
+    pieces = Pieces.of(full)
+    counts, _ = count_tokens(full, corpus, max(pieces.ids.values()) + 1)
+    _check_script(counts, pieces.unknown_id, corpus)
+    fixed = _fixed_ids(encoder.backbone)
+    table: nn.Embedding = encoder.backbone.get_input_embeddings()  # type: ignore[operator]
+    return {coverage: table.num_embeddings if coverage >= 100 else len(choose_pieces(pieces, counts, coverage, fixed))
+            for coverage in coverages}
+
+
 def count_tokens(backend: FastTokenizer, file: str | Path, size: int) -> tuple[Counts, list[str]]:
     """How often each id occurs in the texts of ``file``, ``[size]``, and the first 5,000 of these texts."""
     from distilface.data import iter_texts
