@@ -37,6 +37,7 @@ from distilface.modelcard import write_card
 from distilface.onnxgraph import describe_variant, simplify_attention_mask, strip_debug_information
 from distilface.parity import FP32_FLOOR, batch_dependence, cosines
 from distilface.runtime import Encoder
+from distilface.shrinking.heads import without_dead_heads
 from distilface.textgraph import check_tokenizer
 from distilface.tokenizer import check_texts, write_json
 
@@ -67,12 +68,13 @@ def export_graph(encoder: SentenceEncoder, file: Path) -> None:
     ``[batch_size, sequence_length]``. Outputs ``last_hidden_state`` float32 ``[batch_size, sequence_length, dim]`` and
     ``sentence_embedding`` float32 ``[batch_size, dim]``, unit length. Standard operators only.
 
-    The encoder must have been loaded with ``attn_implementation="eager"``: exporting scaled dot-product attention adds
+    Attention heads that add nothing are left out (see `distilface.shrinking.heads`). The encoder must have been loaded
+    with ``attn_implementation="eager"``: exporting scaled dot-product attention adds
     chains of Slice, Where and IsNaN.
     """
     onnx = require("onnx", "export", "ONNX export")
     require("onnxscript", "export", "ONNX export")
-    encoder = encoder.eval().float()
+    encoder = without_dead_heads(encoder.eval().float())
     sample = sample_inputs(encoder)
     batch = torch.export.Dim("batch_size", min=1, max=65536)
     length = torch.export.Dim("sequence_length", min=1, max=encoder.max_seq_length)

@@ -158,8 +158,8 @@ def shrink(
     keep_layers: Annotated[Text, typer.Option("--keep-layers", help="Which layers, from 0: 1,3,5.")] = None,
     ranking: Annotated[File, typer.Option("--ranking", help="Layers, best first (JSON, table): keep --layers.")] = None,
     ffn: Annotated[Number, typer.Option("--ffn", help="Units to keep in each FFN.")] = None,
-    calibration: Annotated[File, typer.Option("--calibration", help="Texts that choose the FFN units.")] = None,
-    heads: Annotated[Number, typer.Option("--heads", help="Refused: no config can describe it.")] = None,
+    calibration: Annotated[File, typer.Option("--calibration", help="Texts that choose units and heads.")] = None,
+    heads: Annotated[Number, typer.Option("--heads", help="Attention heads to keep in each layer.")] = None,
     vocabulary: Annotated[File, typer.Option("--vocabulary", help="Texts: keep only the pieces they need.")] = None,
     coverage: Annotated[float, typer.Option("--coverage", help="Percent of their tokens to keep whole.")] = 99.5,
     check_texts: Annotated[File, typer.Option("--check-texts", help="Texts the result must still cover.")] = None,
@@ -167,9 +167,9 @@ def shrink(
     to_distilbert: Annotated[bool, typer.Option("--to-distilbert", help="BERT to DistilBERT, same vectors.")] = False,
     overwrite: Overwrite = False,
 ) -> None:
-    """Make a smaller checkpoint: layers, FFN units, vocabulary, DistilBERT.
+    """Make a smaller checkpoint: layers, FFN units, heads, vocabulary, DistilBERT.
 
-    Recover what dropped layers and units cost with distillation; the other two keep the vectors.
+    Recover what dropped layers, units and heads cost with distillation; the other two keep the vectors.
     """
     from distilface.errors import require
 
@@ -185,7 +185,9 @@ def shrink(
     if result.layers is not None:
         done.append(f"layers {','.join(map(str, result.layers))}")
     if result.ffn is not None:
-        done.append(f"{result.ffn} FFN units by {result.ffn_importance}")
+        done.append(f"{result.ffn} FFN units by {result.importance}")
+    if result.heads is not None:
+        done.append(f"{result.heads} heads by {result.importance}")
     if result.vocabulary is not None:
         done.append(f"{result.vocabulary.size_before} -> {result.vocabulary.size_after} pieces "
                     f"({result.vocabulary.covered:.2f} % of tokens)")

@@ -1,4 +1,4 @@
-"""Checkpoint to smaller checkpoint: fewer layers, narrower FFNs, a trimmed vocabulary, BERT as DistilBERT."""
+"""Checkpoint to smaller checkpoint: fewer layers, units, heads and word pieces, BERT as DistilBERT."""
 
 from distilface.shrinking.run import ShrinkResult, shrink
 

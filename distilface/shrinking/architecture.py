@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torch import nn
 
@@ -17,7 +16,9 @@ class Family:
     Attributes:
         width_key: the config's name for the number of FFN units.
         positions_follow_padding: position ids start after the padding id, so that id must not move.
-        attention: the maps to queries, keys and values in a layer.
+        attention: the maps to queries, keys and values in a layer; ``attention_out``: the one that mixes the heads.
+        heads: attributes of the module that holds ``attention``: the number of heads, and the width of all together.
+            None where a head is tied to more than its layer (MPNet's relative positions).
     """
 
     layers: str
@@ -26,15 +27,19 @@ class Family:
     width_key: str
     positions_follow_padding: bool = False
     attention: tuple[str, str, str] = ("attention.self.query", "attention.self.key", "attention.self.value")
+    attention_out: str = "attention.output.dense"
+    heads: tuple[str, str] | None = ("num_attention_heads", "all_head_size")
 
 
 _BERT = Family("encoder.layer", "intermediate.dense", "output.dense", "intermediate_size")
 _ROBERTA = Family(_BERT.layers, _BERT.up, _BERT.down, _BERT.width_key, positions_follow_padding=True)
 FAMILIES = {
     "distilbert": Family("transformer.layer", "ffn.lin1", "ffn.lin2", "hidden_dim",
-                         attention=("attention.q_lin", "attention.k_lin", "attention.v_lin")),
+                         attention=("attention.q_lin", "attention.k_lin", "attention.v_lin"),
+                         attention_out="attention.out_lin", heads=("n_heads", "dim")),
     "bert": _BERT, "electra": _BERT, "roberta": _ROBERTA, "xlm-roberta": _ROBERTA, "camembert": _ROBERTA,
-    "mpnet": replace(_ROBERTA, attention=("attention.attn.q", "attention.attn.k", "attention.attn.v")),
+    "mpnet": replace(_ROBERTA, attention=("attention.attn.q", "attention.attn.k", "attention.attn.v"),
+                     attention_out="attention.attn.o", heads=None),
 }
 
 
@@ -50,15 +55,3 @@ def layers_of(backbone: nn.Module, family: Family) -> nn.ModuleList:
     """The list of transformer layers itself, not a copy."""
     layers: nn.ModuleList = backbone.get_submodule(family.layers)  # type: ignore[assignment]
     return layers
-
-
-def refuse_heads(backbone: nn.Module, heads: int) -> None:
-    """Fewer attention heads can't be written down in a config, so every request is refused by name.
-
-    In all families here the width of a head is ``hidden_size / num_attention_heads``: a config with fewer heads means
-    wider heads, not smaller matrices, and transformers 5 has dropped the ``pruned_heads`` of its config.
-    """
-    config: Any = backbone.config
-    raise UserError(f"heads={heads} can't be done for {config.model_type!r}: its config fixes a head's width at "
-                    f"hidden_size / heads = {config.hidden_size} / {config.num_attention_heads}, so a checkpoint with "
-                    "fewer heads of that width would not load again; use fewer layers or a smaller ffn")

@@ -7,12 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from distilface.batching import batches_by_length
 from distilface.encoder import SentenceEncoder
 from distilface.errors import UserError
+from distilface.shrinking.activations import watch
 from distilface.shrinking.architecture import family_of, layers_of
-
-BATCH_TOKENS = 4096
 
 
 class UnitStats:
@@ -69,38 +67,21 @@ def prune_ffn(encoder: SentenceEncoder, units: int, texts: Sequence[str] | None 
                 gone = torch.ones(width, dtype=torch.bool)
                 gone[kept] = False
                 down.bias += (down.weight.double()[:, gone] @ stats[index].mean[gone]).float()
-            _narrow(up, kept, dim=0)
-            _narrow(down, kept, dim=1)
+            narrow(up, kept, dim=0)
+            narrow(down, kept, dim=1)
     setattr(backbone.config, family.width_key, units)
 
 
 def unit_stats(encoder: SentenceEncoder, texts: Sequence[str]) -> list[UnitStats]:
     """What the FFN units of every layer do on ``texts``; padding is left out."""
     family = family_of(encoder.backbone, "pruning FFN units")
-    layers = layers_of(encoder.backbone, family)
-    stats = [UnitStats(int(getattr(encoder.backbone.config, family.width_key))) for _ in layers]
-    rows = encoder.tokenizer.encode_batch(list(texts))
-    mask = torch.empty(0, dtype=torch.bool)
-
-    def watch(index: int, states: Tensor) -> None:
-        stats[index].add(states[mask])
-
-    hooks = [layer.get_submodule(family.down).register_forward_pre_hook(
-        lambda module, inputs, index=index: watch(index, inputs[0])) for index, layer in enumerate(layers)]
-    try:
-        with torch.inference_mode():
-            for indices in batches_by_length([len(row) for row in rows], BATCH_TOKENS):
-                feed = {name: torch.from_numpy(array)
-                        for name, array in encoder.tokenizer.pad([rows[i] for i in indices]).items()}
-                mask = feed["attention_mask"].bool()
-                encoder(**feed)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    units = int(getattr(encoder.backbone.config, family.width_key))
+    stats = [UnitStats(units) for _ in layers_of(encoder.backbone, family)]
+    watch(encoder, family.down, texts, lambda index, states: stats[index].add(states))
     return stats
 
 
-def _narrow(linear: nn.Linear, kept: Tensor, dim: int) -> None:
+def narrow(linear: nn.Linear, kept: Tensor, dim: int) -> None:
     """Keep some outputs (dim 0) or inputs (dim 1) of a linear layer, in place."""
     linear.weight = nn.Parameter(linear.weight.index_select(dim, kept).contiguous())
     if dim == 0:

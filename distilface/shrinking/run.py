@@ -15,9 +15,9 @@ from distilface.artifact import atomic_directory, check_output
 from distilface.encoder import SentenceEncoder
 from distilface.errors import GateError, UserError
 from distilface.golden import GOLDEN_TEXTS
-from distilface.shrinking.architecture import refuse_heads
 from distilface.shrinking.distilbert import check_convertible, to_distilbert, without_token_types
 from distilface.shrinking.ffn import prune_ffn
+from distilface.shrinking.heads import prune_heads, without_dead_heads
 from distilface.shrinking.layers import choose_layers, drop_layers
 from distilface.shrinking.vocabulary import CHECK_FLOOR, COVERAGE, VocabularyReport, trim_vocabulary
 from distilface.tokenizer import write_json
@@ -34,11 +34,12 @@ class ShrinkResult:
 
     Attributes:
         layers: the layers kept, numbered from 0 as they were; None when none was dropped.
-        ffn: units kept in every FFN; ``ffn_importance``: ``"activation variance"`` or ``"weight magnitude"``.
+        ffn: units kept in every FFN; ``heads``: attention heads kept in every layer, None for all.
+        importance: of units and heads: ``"activation variance"`` or ``"weight magnitude"``; None where all stay.
         vocabulary: None when it was left whole.
         conversion_difference: largest component-wise change of the golden texts' unit vectors by conversion to
             DistilBERT; None when not converted.
-        parameters_before, parameters_after: of the backbone.
+        parameters_before, parameters_after: of the backbone, heads that add nothing left out.
         bytes_before, bytes_after: of these in float32, 4 for each.
     """
 
@@ -47,7 +48,8 @@ class ShrinkResult:
     architecture: str
     layers: tuple[int, ...] | None
     ffn: int | None
-    ffn_importance: str | None
+    heads: int | None
+    importance: str | None
     vocabulary: VocabularyReport | None
     conversion_difference: float | None
     parameters_before: int
@@ -68,18 +70,20 @@ def shrink(model: str | Path, out: str | Path, *, keep_layers: Sequence[int] | N
            check_texts: str | Path | None = None, check_floor: float = CHECK_FLOOR, to_distilbert: bool = False,
            pooling: str | None = None, overwrite: bool = False,
            progress: Callable[[str], None] | None = None) -> ShrinkResult:
-    """Make a smaller checkpoint of ``model``: layers, then FFN units, then vocabulary, then conversion.
+    """Make a smaller checkpoint of ``model``: layers, FFN units, heads, vocabulary, conversion, in this order.
 
-    Pooling, kept head and length limit stay as they are. Dropping layers and FFN units loses quality, which
+    Pooling, kept head and length limit stay as they are. Dropping layers, units and heads loses quality, which
     distillation recovers; trimming and conversion keep the vectors (of texts that need no removed piece).
 
     Args:
         keep_layers: the layers to keep, numbered from 0.
         layers: how many layers to keep, evenly spaced with the last one among them, or the best of ``ranking``.
         ranking: file with layers from most to least important: a JSON list, or a table with the column ``layer``.
-        ffn: units to keep in each FFN, chosen by activation on ``calibration`` (a file of texts, the first 1,000 of
-            which are used), without it by weight magnitude.
-        heads: refused by name: no config of the architectures here can describe fewer heads of the same width.
+        ffn: units to keep in each FFN.
+        heads: attention heads to keep in each layer. The others are zeros in the checkpoint and gone from what is
+            exported (see `heads`).
+        calibration: file of texts; what units and heads do on its first 1,000 decides which stay, without it the
+            magnitude of their weights.
         vocabulary: file of texts; its most frequent tokens, ``coverage`` percent of all, stay.
         check_texts: file of texts the result is for; refused below ``check_floor`` percent of tokens covered.
         to_distilbert: turn a BERT checkpoint into a DistilBERT one with the same vectors.
@@ -96,8 +100,6 @@ def shrink(model: str | Path, out: str | Path, *, keep_layers: Sequence[int] | N
     _check_request(wants_layers, ffn, calibration, heads, vocabulary, coverage, check_texts, to_distilbert)
     say("loading the checkpoint")
     encoder = SentenceEncoder.load(model, pooling)
-    if heads is not None:
-        refuse_heads(encoder.backbone, heads)
     if to_distilbert:
         check_convertible(encoder.backbone.config)
     before = _parameters(encoder)
@@ -107,9 +109,13 @@ def shrink(model: str | Path, out: str | Path, *, keep_layers: Sequence[int] | N
         kept = choose_layers(encoder.num_layers, keep_layers, layers, ranking)
         drop_layers(encoder.backbone, kept)
         encoder = encoder.rebuilt()
+    texts = None if calibration is None else _calibration_texts(calibration)
     if ffn is not None:
         say("pruning FFN units")
-        prune_ffn(encoder, ffn, None if calibration is None else _calibration_texts(calibration))
+        prune_ffn(encoder, ffn, texts)
+    if heads is not None:
+        say("pruning attention heads")
+        prune_heads(encoder, heads, texts)
     report = None
     if vocabulary is not None:
         say("trimming the vocabulary")
@@ -120,8 +126,8 @@ def shrink(model: str | Path, out: str | Path, *, keep_layers: Sequence[int] | N
         say("converting to DistilBERT")
         encoder, difference = _converted(encoder)
     result = ShrinkResult(
-        out, str(model), encoder.backbone.config.model_type, kept, ffn,
-        None if ffn is None else "weight magnitude" if calibration is None else "activation variance", report,
+        out, str(model), encoder.backbone.config.model_type, kept, ffn, heads,
+        None if ffn is heads is None else "weight magnitude" if texts is None else "activation variance", report,
         difference, before, _parameters(encoder))
     with atomic_directory(out, overwrite) as folder:
         say("saving")
@@ -136,9 +142,11 @@ def shrink(model: str | Path, out: str | Path, *, keep_layers: Sequence[int] | N
 def _check_request(wants_layers: bool, ffn: Any, calibration: Any, heads: Any, vocabulary: Any, coverage: float,
                    check_texts: Any, to_distilbert: bool) -> None:
     if not (wants_layers or to_distilbert or any(item is not None for item in (ffn, heads, vocabulary))):
-        raise UserError("nothing to shrink: give at least one of keep_layers, layers, ffn, vocabulary, to_distilbert")
-    if calibration is not None and ffn is None:
-        raise UserError(f"calibration={str(calibration)!r} chooses FFN units; give ffn too, or drop calibration")
+        raise UserError("nothing to shrink: give at least one of keep_layers, layers, ffn, heads, vocabulary, "
+                        "to_distilbert")
+    if calibration is not None and ffn is None and heads is None:
+        raise UserError(f"calibration={str(calibration)!r} chooses FFN units and heads; give ffn or heads too, or drop "
+                        "calibration")
     if coverage != COVERAGE and vocabulary is None:
         raise UserError(f"coverage={coverage:g} is for trimming a vocabulary; give vocabulary (a file of texts) too")
     if check_texts is not None and vocabulary is None:
@@ -173,4 +181,4 @@ def _calibration_texts(file: str | Path) -> list[str]:
 
 
 def _parameters(encoder: SentenceEncoder) -> int:
-    return sum(tensor.numel() for tensor in encoder.backbone.parameters())
+    return sum(tensor.numel() for tensor in without_dead_heads(encoder).backbone.parameters())

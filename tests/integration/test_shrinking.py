@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 import transformers
@@ -12,7 +14,9 @@ import transformers
 from distilface.encoder import SentenceEncoder
 from distilface.exporter import export
 from distilface.golden import GOLDEN_TEXTS
+from distilface.onnxgraph import GraphIndex
 from distilface.parity import cosines
+from distilface.quantization import quantize
 from distilface.runtime import Encoder
 from distilface.shrinking import shrink
 from distilface.smarthome import utterances
@@ -89,3 +93,19 @@ def test_a_shrunk_checkpoint_exports(tmp_path: Path, texts: list[str]) -> None:
     probes = [*texts[:20], *GOLDEN_TEXTS]
     torch_vectors = SentenceEncoder.load(tmp_path / "small").encode(probes)
     assert cosines(Encoder.load(tmp_path / "bundle").encode(probes), torch_vectors).min() > 0.99999
+
+
+@pytest.mark.parametrize("architecture", ["distilbert", "bert"])
+def test_pruned_heads_are_gone_from_the_graph(tmp_path: Path, architecture: str) -> None:
+    """The checkpoint keeps its shapes, the graph does not; its vectors are the checkpoint's, and INT8 takes it."""
+    model = tiny_checkpoint(tmp_path / "model", architecture, layers=2)
+    shrink(model, tmp_path / "small", heads=2, calibration=_corpus(tmp_path, CORPUS))
+    bundle = export(tmp_path / "small", tmp_path / "bundle")
+    graph = onnx.load(str(bundle.graph("fp32"))).graph
+    index = GraphIndex(graph)
+    shapes = Counter(tuple(index.initializers[node.input[1]].dims) for node in index.weight_matmuls())
+    assert shapes == {(32, 16): 6, (16, 32): 2, (32, 128): 2, (128, 32): 2}
+    vectors = Encoder.load(bundle.folder).encode(CORPUS)
+    assert cosines(vectors, SentenceEncoder.load(tmp_path / "small").encode(CORPUS)).min() > 0.999999
+    made = quantize(bundle.folder, "dynamic", max_drop=100, min_cosine=-1)
+    assert (made.variant.integer_matmuls, made.variant.float_matmuls) == (12, 0)
