@@ -24,7 +24,7 @@ def quantize(
     mode: Annotated[Text, typer.Option("--mode", help="dynamic (default), token, or static (--calibration).")] = None,
     weights: Annotated[Number, typer.Option("--weights", help="8 or 4 bits for weights alone; float products.")] = None,
     fp16: Annotated[bool, typer.Option("--fp16", help="Half precision, for GPUs.")] = False,
-    embeddings: Annotated[Text, typer.Option("--embeddings", help="int8, int4 or fp32; default: as weights.")] = None,
+    embeddings: Annotated[Text, typer.Option("--embeddings", help="int8, int4, pq, fp32; default: by weights.")] = None,
     block_size: Annotated[Number, typer.Option("--block-size", help="Weights that share a scale: 16, 32, ...")] = None,
     calibration: Annotated[Text, typer.Option("--calibration", help="Sentences: ranges and held-out check.")] = None,
     column: Annotated[Text, typer.Option("--column", help="Column of the calibration file.")] = None,

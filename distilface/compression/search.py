@@ -168,14 +168,15 @@ class Search:
         return [Base(coverage, kept[depth]) for depth, coverage in found]
 
     def _climb(self, bases: Sequence[Base]) -> None:
-        """Nothing fits: the smallest precision with larger and larger vocabularies, until the loss is small enough."""
-        mode, tables = min(self._recipes(), key=self._whole_size)
-        for base in reversed(bases):
-            if base != Base() and not self._base_has_hope(base):
+        """Nothing fits: the smallest precision that keeps the loss, and the smallest vocabulary with which it does."""
+        for mode, tables in sorted(self._recipes(), key=self._whole_size):
+            whole = self._measured(Candidate(Base(), mode, tables))
+            if whole is None or "drop" in whole.breaks(self.budget):
                 continue
-            point = self._measured(Candidate(base, mode, tables))
-            if point is None or "drop" not in point.breaks(self.budget):
-                return
+            for base in reversed(bases):
+                point = self._measured(Candidate(base, mode, tables)) if self._base_has_hope(base) else None
+                if point is not None and "drop" not in point.breaks(self.budget):
+                    return
 
     def _measured(self, candidate: Candidate) -> Point | None:
         known = next((point for point in self.points if point.slug == candidate.slug), None)

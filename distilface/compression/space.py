@@ -7,6 +7,7 @@ from math import gcd
 from pathlib import Path
 
 from distilface.errors import UserError
+from distilface.quantization.codebooks import CODES, PIECE
 from distilface.quantization.recipe import BITS, BLOCK_SIZES, Mode, Tables
 from distilface.quantization.tables import TABLE_BLOCK_SIZE
 
@@ -14,7 +15,8 @@ COVERAGES = (100.0, 99.95, 99.9, 99.8, 99.7, 99.6, 99.5, 99.3, 99.0, 98.5, 98.0,
 """Percent of the corpus's tokens whose pieces stay; 100 leaves the vocabulary whole."""
 RECIPES: tuple[tuple[Mode, Tables], ...] = (
     ("static", "int8"), ("w8", "int8"), ("token", "int8"), ("dynamic", "int8"), ("w4", "int8"), ("static", "int4"),
-    ("w8", "int4"), ("token", "int4"), ("dynamic", "int4"), ("w4", "int4"))
+    ("w8", "int4"), ("token", "int4"), ("dynamic", "int4"), ("w4", "int4"), ("static", "pq"), ("w8", "pq"),
+    ("token", "pq"), ("dynamic", "pq"), ("w4", "pq"))
 MODES = tuple(dict.fromkeys(mode for mode, _ in RECIPES))
 TOLERANCE = 1.005
 """A predicted size is passed over only where it exceeds the limit by more than this factor."""
@@ -70,7 +72,7 @@ class Candidate:
             precision = "fp32"
         else:
             body = {"w8": "8-bit weights", "w4": "4-bit weights"}.get(self.mode, f"INT8 {self.mode}")
-            table = "4-bit" if self.tables == "int4" else "INT8"
+            table = {"int4": "4-bit", "pq": "2-bit"}.get(self.tables, "INT8")
             precision = f"{body}, {table} table{'' if self.mixed is None else ', mixed precision'}"
         return "; ".join(part for part in (self.base.words, precision) if part)
 
@@ -129,5 +131,6 @@ class GraphParts:
         else:
             weights = self.body + 4 * self.outputs
         block = gcd(self.width, TABLE_BLOCK_SIZE)
-        word = rows * (self.width / 2 + 2 * self.width / block if tables == "int4" else self.width + 4)
+        row = {"int4": self.width / 2 + 2 * self.width / block, "pq": self.width / PIECE}.get(tables, self.width + 4)
+        word = rows * row + (2 * CODES * self.width if tables == "pq" else 0)
         return int(share * (weights + self.rest) + word + self.tables + 4 * self.table_rows)

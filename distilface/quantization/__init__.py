@@ -37,10 +37,10 @@ MAX_UNLIKENESS = 2.0
 """Default limit without labelled pairs. Similarities of random pairs reorder more easily than judgements change: a loss
 of 1 point there goes with some 0.1 point of STS."""
 MIN_COSINE = 0.95
-MIN_COSINES = {"w4": 0.9, "fp16": 0.999}
-"""The others' default is `MIN_COSINE`."""
-MAX_UNLIKENESSES = {"w4": 4.0}
-"""The others' default is `MAX_UNLIKENESS`."""
+MIN_COSINES = {"w4": 0.9, "pq": 0.9, "fp16": 0.999}
+"""By mode or precision of the tables, the lower of both; the others' default is `MIN_COSINE`."""
+MAX_UNLIKENESSES = {"w4": 4.0, "pq": 4.0}
+"""Likewise, the higher of both; the others' default is `MAX_UNLIKENESS`."""
 CALIBRATION_TEXTS = 300
 MIN_TEXTS = 10
 HELD_OUT_TEXTS = 200
@@ -78,12 +78,13 @@ def quantize(bundle: str | Path, mode: Mode = "dynamic", calibration: Sequence[s
         out: write a copy of the bundle there; by default the bundle itself gains the variant.
         overwrite: replace the variant, or the folder ``out``, if it exists.
         max_drop: most Spearman points that may be lost; on ``labelled`` pairs where given (default 1), else against
-            fp32's own similarities of held-out texts (default 2, for ``w4`` 4).
-        min_cosine: least cosine of any held-out vector to its fp32 vector; default 0.95, for
-            ``w4`` 0.9, for ``fp16`` 0.999.
+            fp32's own similarities of held-out texts (default 2, for ``w4`` and ``pq`` 4).
+        min_cosine: least cosine of any held-out vector to its fp32 vector; default 0.95, for ``w4`` and ``pq`` 0.9,
+            for ``fp16`` 0.999.
         target_isa: of the INT8 modes. ``vnni`` (default): x86 with avx512_vnni or avx_vnni. ``avx2``: weights limited
             to 64, so that older x86 can't saturate. ``arm``: static activations as INT8. ``any``: right everywhere.
-        embeddings: ``int8`` rows, ``int4`` blocks or ``fp32``; default as the weights.
+        embeddings: ``int8`` rows, ``int4`` blocks, ``pq`` (codebooks, 2 bits a value; ``calibration`` says which words
+            matter) or ``fp32``; default as the weights.
         block_size: weights that share a scale, in ``w8`` (default 128) and ``w4`` (32).
 
         keep_float: in ``static``, what stays float: ``auto`` (default), the fewest groups of MatMuls with which the
@@ -100,7 +101,7 @@ def quantize(bundle: str | Path, mode: Mode = "dynamic", calibration: Sequence[s
     recipe = recipe_of(mode, embeddings, block_size, target_isa, keep_float, ranges)
     opened, name = Bundle.open(bundle), recipe.variant
     if min_cosine is None:
-        min_cosine = MIN_COSINES.get(mode, MIN_COSINE)
+        min_cosine = min(MIN_COSINES.get(mode, MIN_COSINE), MIN_COSINES.get(recipe.tables, 1.0))
     _check_arguments(opened, recipe, calibration, out, overwrite, max_drop, min_cosine)
     destination = check_output(out, overwrite, [opened.folder]) if out is not None else None
     if destination is None and not os.access(opened.folder / "onnx", os.W_OK):
@@ -108,12 +109,13 @@ def quantize(bundle: str | Path, mode: Mode = "dynamic", calibration: Sequence[s
     say = progress or (lambda step, done, total: None)
 
     tokenizer = Tokenizer.load(opened.folder, opened.manifest.max_seq_length)
-    fitting, held_out = _split(calibration, mode, calibration_texts)
+    fitting, words, held_out = _split(calibration, mode, calibration_texts)
     graph = opened.graph("fp32")
     opened.check_file(VARIANT_FILES["fp32"])
     with tempfile.TemporaryDirectory(prefix="distilface-quantize-") as work:
         scratch = Path(work) / "model.onnx"
-        limit = MAX_DROP if labelled is not None else MAX_UNLIKENESSES.get(mode, MAX_UNLIKENESS)
+        unlike = max(MAX_UNLIKENESSES.get(mode, MAX_UNLIKENESS), MAX_UNLIKENESSES.get(recipe.tables, 0.0))
+        limit = MAX_DROP if labelled is not None else unlike
         limits = (limit if max_drop is None else max_drop, min_cosine)
         results: list[GateResult] = []
 
@@ -121,7 +123,7 @@ def quantize(bundle: str | Path, mode: Mode = "dynamic", calibration: Sequence[s
             results.append(_gate(graph, scratch, tokenizer, held_out, labelled))
             return not broken_limits(results[-1], *limits)
 
-        record, hint = write_graph(graph, scratch, recipe, tokenizer, fitting, say, passes)
+        record, hint = write_graph(graph, scratch, recipe, tokenizer, fitting, words, say, passes)
         say("checking against fp32", 0, 1)
         result = results[-1] if results else _gate(graph, scratch, tokenizer, held_out, labelled)
         enforce(result, *limits, hint)
@@ -154,21 +156,24 @@ def _check_arguments(bundle: Bundle, recipe: Recipe, calibration: Sequence[str] 
                         "or --out")
 
 
-def _split(calibration: Sequence[str] | None, mode: str, fitting: int) -> tuple[list[str], list[str]]:
-    """Distinct texts to set ranges on, and others to judge by; without a file, the gate reads the built-in commands."""
+def _split(calibration: Sequence[str] | None, mode: str, fitting: int) -> tuple[list[str], list[str], list[str]]:
+    """Distinct texts to set ranges on, all there are to count words in, and others than these to judge by.
+
+    Without a file, the gate reads the built-in commands.
+    """
     if calibration is None:
         from distilface.smarthome import utterances
 
-        return [], [item.text for item in utterances("test")]
+        return [], [], [item.text for item in utterances("test")]
     distinct = list(dict.fromkeys(text for text in check_texts(calibration) if text.strip()))
     if len(distinct) < MIN_TEXTS:
         raise UserError(f"calibration got {len(distinct)} distinct text(s); give at least {MIN_TEXTS}, better 500 "
                         "sentences of the kind the model will see")
     random.Random(0).shuffle(distinct)
     if mode not in CALIBRATED_MODES:
-        return [], distinct[:HELD_OUT_TEXTS]
+        return [], distinct[HELD_OUT_TEXTS:], distinct[:HELD_OUT_TEXTS]
     size = min(HELD_OUT_TEXTS, max(2, len(distinct) - fitting, len(distinct) // 5))
-    return distinct[size : size + fitting], distinct[:size]
+    return distinct[size : size + fitting], distinct[size:], distinct[:size]
 
 
 def _gate(graph: Path, scratch: Path, tokenizer: Tokenizer, texts: list[str],

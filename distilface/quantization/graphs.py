@@ -7,6 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from distilface.errors import UserError
 from distilface.quantization.recipe import BITS, Recipe
 from distilface.tokenizer import Tokenizer
@@ -17,13 +20,13 @@ QUANTIZED_OPS = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", 
 DYNAMIC_HINT = "Try --mode static with --calibration FILE"
 
 
-def write_graph(graph: Path, scratch: Path, recipe: Recipe, tokenizer: Tokenizer, fitting: list[str],
+def write_graph(graph: Path, scratch: Path, recipe: Recipe, tokenizer: Tokenizer, fitting: list[str], words: list[str],
                 say: Progress, passes: Callable[[], bool]) -> tuple[dict[str, Any], str]:
     """Write the graph that ``recipe`` asks for.
 
     Args:
         graph: the float32 graph.
-        fitting: texts to calibrate static INT8 and 4-bit weights on.
+        fitting: texts to calibrate static INT8 and 4-bit weights on; ``words``: to count words in, for codebooks.
         passes: whether what is in ``scratch`` now passes the gate; asked where nodes may stay float.
 
     Returns:
@@ -45,18 +48,28 @@ def write_graph(graph: Path, scratch: Path, recipe: Recipe, tokenizer: Tokenizer
                         f"{', '.join(quantized_already) or 'no MatMul with a float weight'}; give the float32 graph")
 
     def finish(quantized: Any) -> None:
-        quantize_tables(quantized, recipe.tables, custom=recipe.kind == "weight-only")
+        quantize_tables(quantized, recipe.tables, recipe.kind == "weight-only", counts)
         onnx.checker.check_model(quantized)
         onnx.save_model(quantized, str(scratch))
 
     say("quantizing", 0, 1)
+    counts = _count_words(model, tokenizer, words) if recipe.tables == "pq" and words else None
     if recipe.mode == "static":
         record, hint = _static(model, recipe, tokenizer, fitting, say, finish, passes)
     else:
         quantized, record, hint = _other(model, recipe, tokenizer, fitting, say)
         finish(quantized)
     say("quantizing", 1, 1)
-    return {"mode": recipe.mode, **record, "tables": recipe.tables}, hint
+    counted = {} if counts is None else {"words_counted_in": {"texts": len(words), "sha256": _hash(words)}}
+    return {"mode": recipe.mode, **record, "tables": recipe.tables, **counted}, hint
+
+
+def _count_words(model: Any, tokenizer: Tokenizer, texts: list[str]) -> NDArray[np.int64]:
+    """How often each row of the table of words is read."""
+    tables = {tensor.name: tensor.dims for tensor in model.graph.initializer}
+    rows = max((tables[node.input[0]][0] for node in model.graph.node
+                if node.op_type == "Gather" and node.input[1] == "input_ids" and node.input[0] in tables), default=0)
+    return np.bincount(np.concatenate(tokenizer.encode_batch(texts)), minlength=rows)
 
 
 def _other(model: Any, recipe: Recipe, tokenizer: Tokenizer, fitting: list[str],

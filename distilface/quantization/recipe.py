@@ -24,8 +24,8 @@ BITS = {"w8": 8, "w4": 4}
 BLOCK_SIZES = {8: 128, 4: 32}
 """Default block sizes by bits."""
 
-Tables = Literal["fp32", "int8", "int4"]
-TABLES = ("fp32", "int8", "int4")
+Tables = Literal["fp32", "int8", "int4", "pq"]
+TABLES = ("fp32", "int8", "int4", "pq")
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def recipe_of(mode: str, embeddings: str | None = None, block_size: int | None =
     """Fill in the defaults.
 
     Args:
-        embeddings: ``int8``, ``int4`` or ``fp32``; default as the weights: ``int4`` with ``w4``, else ``int8``.
+        embeddings: ``int8``, ``int4``, ``pq`` or ``fp32``; default as the weights: ``int4`` with ``w4``, else ``int8``.
         block_size: for ``w8`` (default 128) and ``w4`` (32).
         target_isa: for the INT8 modes: ``vnni`` (default), ``avx2``, ``arm`` or ``any``.
         keep_float: for ``static``: ``auto`` (default), how many groups of MatMuls, or names; see `sensitivity`.

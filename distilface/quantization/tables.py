@@ -1,4 +1,4 @@
-"""Embedding tables: INT8 with one scale a row, or 4 bits with one scale a block, unpacked after the rows are picked."""
+"""Embedding tables: INT8 rows, blocks of 4 bits, or codebooks, made float after the rows are picked."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import helper
 
 from distilface.onnxgraph import GraphIndex, add_initializers, remove_unused, sort_topologically
 from distilface.quantization.blocks import MIN_BLOCK, quantize_blocks
+from distilface.quantization.codebooks import product_quantize, suits
 from distilface.quantization.recipe import Tables
 from distilface.quantization.weight_only import MICROSOFT, import_microsoft
 from distilface.quantization.weights import symmetric_int8
@@ -21,15 +23,17 @@ TABLE_BLOCK_SIZE = 64
 """Values that share a scale in 4 bits; less where the width asks for it."""
 
 
-def quantize_tables(model: Any, tables: Tables = "int8", custom: bool = False) -> int:
+def quantize_tables(model: Any, tables: Tables = "int8", custom: bool = False,
+                    counts: NDArray[np.int64] | None = None) -> int:
     """Store every float embedding table small, in place; returns how many lookups were replaced.
 
     ``Gather`` picks the stored rows and only those are turned to float, so a table is never expanded in memory (a
     DequantizeLinear on the whole table would be, by constant folding).
 
     Args:
-        tables: ``int8`` rows; ``int4`` blocks with float16 scales for the table of words, ``int8`` for the others;
-            ``fp32`` leaves them.
+        tables: ``int8`` rows; for the table of words ``int4`` blocks with float16 scales, or ``pq``, float16 codebooks
+            with a byte for every 4 values of a row, and ``int8`` for the others; ``fp32`` leaves them.
+        counts: of each word, for ``pq`` (see `product_quantize`).
         custom: 4-bit rows are picked by ONNX Runtime's ``GatherBlockQuantized``; else by standard operators.
     """
     if tables == "fp32":
@@ -46,6 +50,8 @@ def quantize_tables(model: Any, tables: Tables = "int8", custom: bool = False) -
         # Only words: the tables of positions are small, and each of their rows is in every text.
         if tables == "int4" and node.input[1] == "input_ids" and block_size >= MIN_BLOCK:
             made, constants = _blockwise(node, weight, block_size, custom)
+        elif tables == "pq" and node.input[1] == "input_ids" and suits(*weight.shape):
+            made, constants = _by_codebooks(node, weight, counts)
         else:
             made, constants = _rowwise(node, weight)
         add_initializers(graph, {name: value for name, value in constants.items() if name not in added})
@@ -70,6 +76,23 @@ def _rowwise(node: Any, weight: Any) -> tuple[list[Any], dict[str, Any]]:
         helper.make_node("Gather", [f"{table}_scale", ids], [f"{out}_scale"], f"{name}_scale", axis=0),
         helper.make_node("Mul", [f"{out}_cast", f"{out}_scale"], [out], f"{name}_dequantize"),
     ], {f"{table}_int8": rows, f"{table}_scale": scale}
+
+
+def _by_codebooks(node: Any, weight: Any, counts: NDArray[np.int64] | None) -> tuple[list[Any], dict[str, Any]]:
+    table, ids = node.input
+    out, name = node.output[0], node.name or node.output[0]
+    books = product_quantize(weight, counts)
+    places, codes, piece = books.centroids.shape
+    return [
+        helper.make_node("Gather", [f"{table}_codes", ids], [f"{out}_codes"], name, axis=0),
+        helper.make_node("Cast", [f"{out}_codes"], [f"{out}_places"], f"{name}_cast", to=onnx.TensorProto.INT32),
+        helper.make_node("Add", [f"{out}_places", f"{table}_offsets"], [f"{out}_pieces"], f"{name}_offset"),
+        helper.make_node("Gather", [f"{table}_books", f"{out}_pieces"], [f"{out}_half"], f"{name}_books", axis=0),
+        helper.make_node("Cast", [f"{out}_half"], [f"{out}_values"], f"{name}_widen", to=onnx.TensorProto.FLOAT),
+        helper.make_node("Reshape", [f"{out}_values", f"{table}_row"], [out], f"{name}_row"),
+    ], {f"{table}_codes": books.codes, f"{table}_offsets": (codes * np.arange(places)).astype(np.int32),
+        f"{table}_books": books.centroids.reshape(-1, piece).astype(np.float16),
+        f"{table}_row": np.array([0, 0, weight.shape[1]], dtype=np.int64)}
 
 
 def _blockwise(node: Any, weight: Any, block_size: int, custom: bool) -> tuple[list[Any], dict[str, Any]]:

@@ -136,7 +136,8 @@ class _Model:
         else:
             if candidate.mode == "dynamic":
                 raise GateError("no")
-            loss += self.losses[candidate.mode] * (0.25 if candidate.mixed else 1) + 0.1 * (candidate.tables == "int4")
+            loss += self.losses[candidate.mode] * (0.25 if candidate.mixed else 1)
+            loss += {"int4": 0.1, "pq": 0.8}.get(candidate.tables, 0)
             size, variant = PARTS.predicted(candidate.mode, candidate.tables, ROWS[base.coverage]), candidate.mode
         return Point(candidate.slug, base.slug, candidate.words, variant, size, size, ROWS[base.coverage], 6,
                      90 - loss, loss, loss, loss, 1.0, True, 0, 36, ())

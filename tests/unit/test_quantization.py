@@ -450,7 +450,8 @@ def test_without_texts_dynamic_is_judged_by_the_built_in_commands(
 
 def test_texts_that_set_the_ranges_do_not_judge(tiny_bundle: Path) -> None:
     recipe = Bundle.open(tiny_bundle).variant("int8-static").recipe
-    fitting, held_out = distilface.quantization._split(TEXTS, "static", 40)
+    fitting, words, held_out = distilface.quantization._split(TEXTS, "static", 40)
+    assert set(words) == set(TEXTS) - set(held_out) and set(fitting) <= set(words)
     assert not set(fitting) & set(held_out)
     assert (len(fitting), len(held_out)) == (40, len(set(TEXTS)) - 40) == (40, recipe["gate"]["texts"])
     assert recipe["calibration"] == {"texts": 40, "sha256": hashlib.sha256("\n".join(fitting).encode()).hexdigest()}
