@@ -65,6 +65,23 @@ def distillation() -> str:
     return "\n".join(lines) + "\n\nEach cell: start -> **student** (teacher). Made by " + ", ".join(commands) + "."
 
 
+def budgets() -> str:
+    """What `compress` finds within each budget that was searched."""
+    found = [read_result(f"budget_{run}") for run in ("12MB", "10MB", "6MB", "4MB")
+             if (RESULTS / f"budget_{run}.json").is_file()]
+    if not found:
+        return ""
+    lines = [_row(["budget", "best graph", "MB", "layers", "words", "avg7", "recall@1", "recall@10", "minutes"]),
+             _rule(9), _row(["-", "fp32", "-", "6", "30,522", *(f"{found[0]['fp32'][name]:.2f}" for name in (
+                 "avg7", "recall@1", "recall@10")), "-"])]
+    for result in found:
+        best, scores = result["best"], result["scores"]
+        lines.append(_row([result["run"], best["words"], f"{best['size'] / 1e6:.1f}", str(best["layers"]),
+                           f"{best['rows']:,}", f"**{scores['avg7']:.2f}**", f"{scores['recall@1']:.2f}",
+                           f"{scores['recall@10']:.2f}", f"{result['minutes']:.0f}"]))
+    return "\n".join(lines) + "\n\nMade by " + ", ".join(f"`{result['command']}`" for result in found) + "."
+
+
 def _reached(scores: dict[str, Any], name: str) -> str:
     teacher = f" ({scores['teacher'][name]:.2f})" if "teacher" in scores else ""
     return f"{scores['start'][name]:.2f} -> **{scores['student'][name]:.2f}**{teacher}"
@@ -152,7 +169,7 @@ def consumers() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {"consumers": consumers, "minilm_sts": minilm_sts, "training": training,
-                                        "distillation": distillation, "probes": probes,
+                                        "distillation": distillation, "probes": probes, "budgets": budgets,
                                         "speed": speed, "training_speed": training_speed}
 
 
