@@ -34,8 +34,14 @@ def scores(encoder: SentenceVectors, data: Path) -> dict[str, Any]:
 
 
 def write_result(name: str, values: dict[str, Any]) -> Path:
-    """Write ``benchmarks/results/NAME.json`` with the command, the date and the machine that made it."""
-    command = shlex.join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]])
+    """Write ``benchmarks/results/NAME.json`` with the command, the date and the machine that made it.
+
+    Where a copy of the model was kept (``--keep``) has no part in it.
+    """
+    arguments = list(sys.argv[1:])
+    if "--keep" in arguments:
+        del arguments[arguments.index("--keep") : arguments.index("--keep") + 2]
+    command = shlex.join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *arguments])
     file = RESULTS / f"{name}.json"
     facts = machine_facts().model_dump(mode="json")
     made = {"command": command, "date": datetime.now(timezone.utc).date().isoformat(), "machine": facts}

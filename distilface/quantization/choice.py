@@ -23,6 +23,9 @@ WORTH_A_MULTIPLICATION = 0.5
 which the multiplication weighs more."""
 CLIPPING = (0.85, 0.7, 0.55, 0.4, 0.3, 0.2)
 """Fractions of the largest value, and for the first half of the least, that are tried beside the methods' ranges."""
+HEADROOM = 1.2
+"""Range of attention's output, in what was seen. Attention averages values; where it is focused, as on short texts of
+function words, the output reaches far beyond what it does on usual sentences. Coarser steps cost next to nothing."""
 SEARCH_TOKENS = 512
 SKETCH = 128
 """The search compares errors of outputs projected on this many random directions (Johnson and Lindenstrauss, 1984)."""
@@ -68,13 +71,14 @@ class Choice:
         return fake_quantize(self.smooth(sample), self.scale, self.zero_point)
 
 
-def choose(stats: ActivationStats, weights: Array, foldable: bool, limit: int = FULL_RANGE,
+def choose(stats: ActivationStats, weights: Array, attention: bool, limit: int = FULL_RANGE,
            ranges: str = SEARCH) -> Choice:
     """Search smoothing and range for one group.
 
     Args:
         weights: the group's weights side by side, ``[K, N]``.
-        foldable: the factors can be folded into the operator before, at no cost.
+        attention: the activation is attention's output. Smoothing folds into the value weights, at no cost, and the
+            search leaves `HEADROOM`.
         ranges: one of `RANGE_METHODS`; ``search`` takes the one of least error.
     """
     sample = stats.sample[:: max(1, len(stats.sample) // SEARCH_TOKENS)]
@@ -106,6 +110,8 @@ def choose(stats: ActivationStats, weights: Array, foldable: bool, limit: int = 
     def best(histogram: Histogram, attempt: Callable[[tuple[float, float]], Choice]) -> Choice:
         if ranges != SEARCH:
             return attempt(RANGES[ranges](histogram))
+        if attention:
+            return attempt((histogram.low * HEADROOM, histogram.high * HEADROOM))
         found = min(map(attempt, {method(histogram) for method in RANGES.values()}), key=_error)
         found = min([found, *(attempt((found.low, histogram.high * share)) for share in CLIPPING)], key=_error)
         lows = CLIPPING[: len(CLIPPING) // 2]
@@ -116,7 +122,7 @@ def choose(stats: ActivationStats, weights: Array, foldable: bool, limit: int = 
     strongest = min(strengths, key=lambda item: item[1](minmax(item[0])).error)
     plain, smoothed = best(*attempts(0.0)), best(*strongest)
     inputs, outputs = weights.shape
-    allowed = 1.0 if foldable else WORTH_A_MULTIPLICATION * min(1.0, outputs / inputs)
+    allowed = 1.0 if attention else WORTH_A_MULTIPLICATION * min(1.0, outputs / inputs)
     return smoothed if smoothed.error < plain.error * allowed else plain
 
 

@@ -112,7 +112,7 @@ def solve(model: Any, stats: dict[str, ActivationStats], limit: int = FULL_RANGE
         weights = [_weight(index, name) for name in group.weights]
         sample = stats[group.source].sample
         choice = choose(stats[group.source], np.concatenate(weights, axis=1),
-                        foldable=value_projection(index, group.source) is not None, limit=limit, ranges=ranges)
+                        attention=value_projection(index, group.source) is not None, limit=limit, ranges=ranges)
         seen = choice.seen(sample)
         solutions[group.source] = Solution(
             group, choice, tuple(_round(choice, sample, seen, weight, limit) for weight in weights))

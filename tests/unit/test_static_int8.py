@@ -27,7 +27,7 @@ def test_a_channel_with_outliers_is_smoothed() -> None:
     values = random.normal(size=(500, 16))
     values[:, 3] *= 100
     weight = random.normal(size=(16, 8)).astype(np.float32)
-    choice = choose(stats_of(values), weight, foldable=True)
+    choice = choose(stats_of(values), weight, attention=True)
     assert choice.smoothing > 0 and choice.factors is not None
     scale, zero = affine_uint8(float(values.min()), float(values.max()))
     integers, weight_scale = symmetric_int8(weight, axis=0)
@@ -39,7 +39,7 @@ def test_a_channel_with_outliers_is_smoothed() -> None:
 def test_the_factors_are_those_of_smoothquant() -> None:
     values = np.array([[4.0, -1.0], [-16.0, 0.25]])
     weight = np.array([[1.0, -0.25], [0.5, 4.0]], dtype=np.float32)
-    choice = choose(stats_of(np.repeat(values, 20, axis=0)), weight, foldable=True)
+    choice = choose(stats_of(np.repeat(values, 20, axis=0)), weight, attention=True)
     if choice.factors is None:
         pytest.fail("an outlier of 16 beside 1 must be smoothed")
     # Eq. 4 with max|X| = [16, 1] and max|W| = [1, 4]
@@ -50,7 +50,7 @@ def test_the_factors_are_those_of_smoothquant() -> None:
 def test_the_error_is_that_of_the_choice() -> None:
     random = np.random.default_rng(0)
     values, weight = random.standard_t(3, size=(512, 16)).astype(np.float32), random.normal(size=(16, 8))
-    choice = choose(stats_of(values), weight.astype(np.float32), foldable=True)
+    choice = choose(stats_of(values), weight.astype(np.float32), attention=True)
     assert choice.smoothing in (0.0, *SMOOTHING)
     factors = np.ones(16, np.float32) if choice.factors is None else choice.factors
     integers, scale = symmetric_int8((weight * (factors * choice.gains)[:, None]).astype(np.float32), axis=0)
@@ -62,7 +62,7 @@ def test_the_error_is_that_of_the_choice() -> None:
 def test_the_error_of_many_outputs_is_estimated_from_few_directions() -> None:
     random = np.random.default_rng(0)
     values, weight = random.normal(size=(512, 16)).astype(np.float32), random.normal(size=(16, 3 * SKETCH))
-    choice = choose(stats_of(values), weight.astype(np.float32), foldable=False)
+    choice = choose(stats_of(values), weight.astype(np.float32), attention=False)
     integers, scale = symmetric_int8(choice.sharpen(weight.astype(np.float32)) * choice.gains[:, None], axis=0)
     exact = values @ weight
     error = np.square(choice.seen(values) @ (integers * scale) - exact).sum() / np.square(exact).sum()
@@ -76,7 +76,7 @@ def test_rare_outliers_are_clipped_where_that_costs_less() -> None:
     values[0, 0], values[1, 1] = -1.5, 1.5
     full, cut = (np.square(fake_quantize(values, *affine_uint8(-end, end)) - values).sum() for end in (1.5, 1.0))
     assert (full, cut) == pytest.approx((1.5, 1.2), abs=0.05)
-    choice = choose(stats_of(values), np.eye(256, dtype=np.float32), foldable=False)
+    choice = choose(stats_of(values), np.eye(256, dtype=np.float32), attention=False)
     assert choice.high < 1.4 and choice.low > -1.4
 
 
@@ -93,7 +93,7 @@ def test_a_channel_that_one_token_drives_far_out_is_cut_off_and_its_weight_raise
     """By hand: cut at h, channel 5 reads h where it was 24.6 on average, so its weights grow by 24.6 / h."""
     values = _sink()
     weight = np.random.default_rng(1).normal(size=(16, 8)).astype(np.float32)
-    choice = choose(stats_of(values), weight, foldable=False)
+    choice = choose(stats_of(values), weight, attention=False)
     assert choice.factors is None  # no multiplication is worth it any more
     assert choice.high < 10
     mean = float(values[::20, 5].mean())
@@ -103,6 +103,14 @@ def test_a_channel_that_one_token_drives_far_out_is_cut_off_and_its_weight_raise
     integers, scale = symmetric_int8(weight, axis=0)
     exact = values @ weight
     assert choice.error < 0.2 * np.square(full @ (integers * scale) - exact).sum() / np.square(exact).sum()
+
+
+def test_attention_is_left_headroom() -> None:
+    values = np.random.default_rng(0).uniform(-1, 1, size=(512, 16))
+    weight = np.random.default_rng(1).normal(size=(16, 8)).astype(np.float32)
+    choice = choose(stats_of(values), weight, attention=True)
+    smooth = choice.smooth(values.astype(np.float32))
+    assert (choice.low, choice.high) == pytest.approx((1.2 * smooth.min(), 1.2 * smooth.max()), rel=1e-3)
 
 
 def test_a_graph_with_such_a_channel_keeps_its_outputs() -> None:
@@ -119,7 +127,7 @@ def test_smoothing_that_costs_a_multiplication_must_halve_the_error() -> None:
     random = np.random.default_rng(0)
     values = random.normal(size=(512, 16)) * np.linspace(1, 2, 16)
     weight = random.normal(size=(16, 32)).astype(np.float32)
-    folded, paid = (choose(stats_of(values), weight, foldable=foldable) for foldable in (True, False))
+    folded, paid = (choose(stats_of(values), weight, attention=attention) for attention in (True, False))
     assert folded.factors is not None and paid.factors is None and paid.error < 2 * folded.error
 
 
@@ -152,9 +160,9 @@ def test_what_is_left_out_is_listed() -> None:
     assert left_out(model, []) == ["MatMul known", "Gemm dense", "Conv mixing"]
 
 
-@pytest.mark.parametrize("foldable", [False, True])
-def test_silent_activations_and_weights_give_a_usable_scale(foldable: bool) -> None:
-    choice = choose(stats_of(np.zeros((10, 4))), np.zeros((4, 3), np.float32), foldable)
+@pytest.mark.parametrize("attention", [False, True])
+def test_silent_activations_and_weights_give_a_usable_scale(attention: bool) -> None:
+    choice = choose(stats_of(np.zeros((10, 4))), np.zeros((4, 3), np.float32), attention)
     assert np.isfinite(choice.scale) and choice.scale > 0 and choice.error == 0
 
 
