@@ -89,8 +89,7 @@ class OpenVinoEngine:
         if provider != "cpu":
             raise UserError(f"backend 'openvino' on provider {provider!r}: only cpu; use backend='onnxruntime' there")
         openvino: Any = require("openvino", "openvino", "backend 'openvino'")
-        settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": streams,
-                    "ENABLE_CPU_PINNING": False}  # pinning ignores the affinity mask of this process
+        settings = openvino_settings(threads, streams)
         core = openvino.Core()
         try:
             model = core.read_model(str(graph))
@@ -119,6 +118,12 @@ class OpenVinoEngine:
             return np.array(request.infer(feed, share_inputs=True, share_outputs=True)[0])
         finally:
             self._requests.put(request)
+
+
+def openvino_settings(threads: int, streams: int) -> dict[str, Any]:
+    """Settings shared by everything that compiles a graph with OpenVINO."""
+    return {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": streams,
+            "ENABLE_CPU_PINNING": False}  # pinning ignores the affinity mask of this process
 
 
 def session_options(threads: int) -> Any:
