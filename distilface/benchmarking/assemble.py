@@ -84,7 +84,8 @@ def _result(plan: Plan, subject: Subject, samples: dict[str, Samples], pair_cosi
         notes.append(f"a vector depends on its batch-mates: cosine {mine.batch_dependence:.4f} at worst between a text "
                      "alone and beside long ones")
     if mine.peak_rss is None:
-        notes.append("peak memory is not measured on this platform")
+        notes.append("peak memory is not measured "
+                     f"{'in a browser' if plan.config.target == 'web' else 'on this platform'}")
     return SubjectResult(
         name=subject.name, model=subject.model, variant=subject.variant, backend=subject.backend, kind=subject.kind,
         file=facts.file, is_baseline=subject.name == plan.baseline, size_bytes=facts.size_bytes,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -60,7 +61,7 @@ class Worker:
     def close(self, kill: bool = False) -> None:
         """End the process, gently unless ``kill``, and wait for it."""
         if kill:
-            self._process.kill()
+            self._kill()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with contextlib.suppress(OSError):
@@ -78,6 +79,13 @@ class Worker:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
         self.close(kill=kind is not None)
+
+    def _kill(self) -> None:
+        """The process and what it started: a browser."""
+        if hasattr(os, "killpg"):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.kill()
 
     def _epitaph(self, op: str) -> str:
         try:

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from distilface.config import StrictModel
 
-Target = Literal["cpu", "cuda"]
+Target = Literal["cpu", "cuda", "web"]
 SHORT_TOKENS = 14
 LONG_TOKENS = 128
 LENGTHS = (8, 16, 32, 64, 128, 256)
@@ -19,8 +19,11 @@ class BenchConfig(StrictModel):
     """Settings of one benchmark run.
 
     Attributes:
-        target: ``cpu`` or ``cuda``; a target that is not there is an error, never replaced by another.
-        threads: threads of every subject; default, the processors this process may use.
+        target: ``cpu``, ``cuda`` or ``web`` (ONNX Runtime's WebAssembly in a headless Chromium); a target that is not
+            there is an error, never replaced by another.
+        threads: threads of every subject; default, the processors this process may use, and 1 in the browser, where
+            more need headers that a plain static server doesn't send.
+        npm_folder: of the target ``web``: the folder that holds node_modules; default, the current one.
         max_seq_length: a lower limit than the models' own.
         lengths: token counts of the batch-1 latency grid, cut to the models' limit; about 14 and 128 always belong.
         rounds: how often the subjects take turns (A B A B ...).
@@ -38,6 +41,7 @@ class BenchConfig(StrictModel):
 
     target: Target = "cpu"
     threads: int | None = Field(default=None, ge=1)
+    npm_folder: Path | None = None
     max_seq_length: int | None = Field(default=None, ge=3)
     lengths: tuple[int, ...] = LENGTHS
     rounds: int = Field(default=7, ge=1)
@@ -54,6 +58,8 @@ class BenchConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check_items(self) -> BenchConfig:
+        if self.npm_folder is not None and self.target != "web":
+            raise ValueError(f"npm_folder belongs to target web, and target is {self.target}")
         for name in ("lengths", "batch_tokens"):
             bad = [value for value in getattr(self, name) if value < 1]
             if bad:

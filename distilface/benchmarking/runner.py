@@ -54,7 +54,7 @@ def bench(subjects: Sequence[Subject], config: BenchConfig | None = None, progre
     """
     config = config or BenchConfig()
     subjects = with_unique_names(subjects)
-    check_target(subjects, config.target)
+    check_target(subjects, config.target, config.npm_folder)
     run = _Run(subjects, config, progress or _silent, command or _command_line())
     with ExitStack() as stack:
         return run.measure(stack)
@@ -76,7 +76,7 @@ class _Run:
         sentences = quality.distinct_sentences(sets)
         texts = real_texts(config, sentences)
         machine = machine_facts(gpu=config.target == "cuda")
-        threads = config.threads or machine.cores_usable
+        threads = config.threads or (1 if config.target == "web" else machine.cores_usable)
         baseline = next((s for s in self.subjects if s.kind == "float32"), self.subjects[0])
         self.progress("reading files", 0, 1)
         with ThreadPoolExecutor(machine.cores_usable) as pool:
@@ -121,9 +121,10 @@ class _Run:
                     with Worker(subject, threads) as worker:
                         self.samples[subject.name].loads.append(self._load(worker, threads))
 
-    def _load(self, worker: Worker, threads: int) -> dict[str, Any]:
+    def _load(self, worker: Worker, threads: int, target: str | None = None) -> dict[str, Any]:
         return worker.ask("load", subject=worker.subject.model_dump(mode="json"), threads=threads,
-                          target=self.config.target, max_seq_length=self.config.max_seq_length, first_text=FIRST_TEXT)
+                          target=target or self.config.target, max_seq_length=self.config.max_seq_length,
+                          first_text=FIRST_TEXT, npm_folder=str(self.config.npm_folder or "."))
 
     def _grid(self) -> tuple[int, int, tuple[int, ...]]:
         """Lengths that every subject takes uncut."""
@@ -176,19 +177,26 @@ class _Run:
                 samples.sts_vectors = _encode(worker, folder / "vectors.npy", sentences)
 
     def _references(self, texts: RealTexts, threads: int) -> None:
-        """Vectors of the fp32 variant of each measured bundle, from a process of its own where it is no subject."""
-        ours_last = sorted(self.subjects, key=lambda subject: subject.backend == "onnxruntime")
+        """Vectors of the fp32 variant of each measured bundle, from a process of its own where it is no subject.
+
+        A browser's vectors are compared with those of fp32 outside of it.
+        """
+        web = self.config.target == "web"
+        ours_last = [] if web else sorted(self.subjects, key=lambda subject: subject.backend == "onnxruntime")
         fp32 = {subject.folder: subject for subject in ours_last if subject.variant == "fp32"}
         for subject in self.subjects:
+            if subject.backend == "factory":
+                self.samples[subject.name].reference = subject.reference
+                continue
             if subject.variant is None or subject.folder is None or fp32.get(subject.folder) is subject:
                 continue
             if subject.folder not in fp32:
-                reference = _fp32_of(subject)
+                reference = _fp32_of(subject, " outside the browser" if web else "")
                 if reference is None:
                     continue
                 with tempfile.TemporaryDirectory(prefix="distilface-bench-") as folder, \
                         Worker(reference, threads) as worker:
-                    self._load(worker, threads)
+                    self._load(worker, threads, "cpu" if web else None)
                     vectors = _encode(worker, Path(folder) / "vectors.npy", texts.sentences)
                 fp32[subject.folder] = reference
                 self.samples[reference.name] = Samples(static_facts(subject), vectors=vectors)
@@ -203,14 +211,14 @@ def _encode(worker: Worker, file: Path, texts: Sequence[str]) -> Vectors:
     return vectors
 
 
-def _fp32_of(subject: Subject) -> Subject | None:
+def _fp32_of(subject: Subject, mark: str) -> Subject | None:
     from distilface.artifact import Bundle
 
     if subject.folder is None or subject.backend not in BUNDLE_BACKENDS:
         return None
     if "fp32" not in Bundle.open(subject.folder).variant_names:
         return None
-    name = f"{subject.name.rsplit(':', 1)[0]}:fp32"
+    name = f"{subject.name.rsplit(':', 1)[0]}:fp32{mark}"
     return subject.model_copy(update={"variant": "fp32", "kind": "float32", "name": name, "backend": "onnxruntime"})
 
 

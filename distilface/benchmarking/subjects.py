@@ -34,6 +34,8 @@ class Subject(StrictModel):
             peers enter a run: the function lives outside this package.
         kind: as in the manifest; ``float32`` can be the baseline.
         python: interpreter of another environment for the worker; default, this one.
+        files: of a factory's model, relative to ``folder``: what its size is counted from.
+        reference: name of the subject whose vectors a factory's are compared with, where it has the same weights.
     """
 
     name: str
@@ -44,6 +46,8 @@ class Subject(StrictModel):
     factory: str | None = None
     kind: str = "other"
     python: str | None = None
+    files: tuple[str, ...] = ()
+    reference: str | None = None
 
 
 class StaticFacts(StrictModel):
@@ -119,13 +123,16 @@ def with_unique_names(subjects: Sequence[Subject]) -> list[Subject]:
     return unique
 
 
-def check_target(subjects: Sequence[Subject], target: str) -> None:
+def check_target(subjects: Sequence[Subject], target: str, npm_folder: Path | None = None) -> None:
     """Refuse what the target can't run before anything is measured.
 
     Raises:
-        UserError: no such provider here; dynamic INT8 on a GPU.
+        UserError: no such provider here; dynamic INT8 on a GPU; no browser or npm package, or no graph to run there.
     """
     if target == "cpu":
+        return
+    if target == "web":
+        _check_web(subjects, npm_folder)
         return
     dynamic = [subject.name for subject in subjects if subject.kind == "int8-dynamic"]
     if dynamic:
@@ -146,6 +153,18 @@ def check_target(subjects: Sequence[Subject], target: str) -> None:
                             "place of onnxruntime, or use --target cpu")
 
 
+def _check_web(subjects: Sequence[Subject], npm_folder: Path | None) -> None:
+    from distilface.benchmarking.browser import find_browser, find_packages
+
+    stranger = next((subject for subject in subjects if subject.backend != "onnxruntime"), None)
+    if stranger is not None:
+        remedy = "drop @openvino" if stranger.backend == "openvino" else "run distilface export first"
+        raise UserError(f"{stranger.name} can't be measured on web: ONNX Runtime's WebAssembly runs the graphs of a "
+                        f"bundle, and this is run by {stranger.backend}; {remedy}")
+    find_browser()
+    find_packages(npm_folder or Path.cwd())
+
+
 def static_facts(subject: Subject) -> StaticFacts:
     """Size, deflated size, parameters and MatMul counts of a subject, from its files and manifest."""
     if subject.folder is None:
@@ -154,6 +173,10 @@ def static_facts(subject: Subject) -> StaticFacts:
         from distilface.artifact import Bundle
 
         return _bundle_facts(Bundle.open(subject.folder), subject.variant)
+    if subject.files:
+        files = [subject.folder / name for name in subject.files]
+        return StaticFacts(file=", ".join(subject.files), size_bytes=sum(file.stat().st_size for file in files),
+                           zip_bytes=sum(map(deflated_size, files)))
     weights = sorted(subject.folder.glob("*.safetensors"))
     if not weights:
         return StaticFacts(notes=("size unknown: no .safetensors file in the folder",))

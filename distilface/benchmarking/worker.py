@@ -34,10 +34,10 @@ class Session:
         return operation(**arguments)
 
     def do_load(self, subject: dict[str, Any], threads: int, target: str, max_seq_length: int | None,
-                first_text: str) -> Answer:
+                first_text: str, npm_folder: str = ".") -> Answer:
         """Load the subject and encode one text, each step timed in seconds."""
         start = time.perf_counter()
-        load = _loader(subject, threads, target, max_seq_length)
+        load = _loader(subject, threads, target, max_seq_length, npm_folder)
         imported = time.perf_counter()
         self.encoder = load()
         loaded = time.perf_counter()
@@ -48,6 +48,9 @@ class Session:
 
     def do_latency(self, texts: list[str], samples: int, turn_seconds: float, warmup: int) -> Answer:
         """Seconds of single-text calls; the texts take turns."""
+        if hasattr(self.encoder, "latency"):  # a browser has its own clock
+            return self.encoder.latency(  # type: ignore[no-any-return]
+                texts=texts, samples=samples, turn_seconds=turn_seconds, warmup=warmup, fewest=FEWEST_CALLS)
         for index in range(warmup):
             self.encoder.encode([texts[index % len(texts)]])
         seconds: list[float] = []
@@ -61,6 +64,8 @@ class Session:
 
     def do_throughput(self, texts: list[str], batch_tokens: int | None, warmup: int) -> Answer:
         """Seconds for one pass over ``texts``, after encoding the first ``warmup`` of them."""
+        if hasattr(self.encoder, "throughput"):
+            return self.encoder.throughput(texts, batch_tokens, warmup)  # type: ignore[no-any-return]
         encode = self._policy(batch_tokens)
         if warmup:
             encode(texts[:warmup])
@@ -96,9 +101,19 @@ class Session:
         return {"means": {key: sum(len(row) for row in tokenizer.encode_batch(items)) / len(items)
                           for key, items in texts.items()}}
 
+    def do_kernels(self) -> Answer:
+        """How the runtime computes the products with a weight; None for what runs no graph of ours."""
+        from dataclasses import asdict
+
+        if not hasattr(self.encoder, "backend"):
+            return {"matmuls": None}
+        from distilface.runtime.kernels import executed_matmuls
+
+        return {"matmuls": asdict(executed_matmuls(self.encoder.graph, self.encoder.backend))}
+
     def do_memory(self) -> Answer:
-        """Peak resident size in bytes so far."""
-        return {"peak_rss": peak_rss()}
+        """Peak resident size in bytes so far; None for a browser, which is many processes."""
+        return {"peak_rss": None if hasattr(self.encoder, "page") else peak_rss()}
 
     def _policy(self, batch_tokens: int | None) -> Callable[[Sequence[str]], Any]:
         if batch_tokens is None:
@@ -129,13 +144,21 @@ def peak_rss() -> int | None:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def _loader(subject: dict[str, Any], threads: int, target: str, max_seq_length: int | None) -> Callable[[], Any]:
+def _loader(subject: dict[str, Any], threads: int, target: str, max_seq_length: int | None,
+            npm_folder: str) -> Callable[[], Any]:
     """Import what the subject needs and return the call that loads it."""
     folder = subject["folder"]
     if subject["backend"] == "factory":
         module, _, name = subject["factory"].partition(":")
         make = getattr(importlib.import_module(module), name)
         return lambda: make(folder, subject["variant"], threads)
+    if target == "web":
+        from distilface.artifact import Bundle
+        from distilface.benchmarking.browser import Page, WebEncoder, find_packages
+
+        bundle = Bundle.open(folder)
+        page = Page(bundle.folder, find_packages(Path(npm_folder)))
+        return lambda: WebEncoder(page, bundle, subject["variant"], threads, max_seq_length)
     if subject["backend"] in ("onnxruntime", "openvino"):
         from distilface.runtime import Encoder
 

@@ -148,11 +148,12 @@ def verify(
 def bench(
     models: Annotated[list[str], typer.Argument(
         help="Bundles or checkpoints; BUNDLE:VARIANT for one graph; BUNDLE@openvino, BUNDLE:VARIANT@openvino.")],
-    target: Annotated[str, typer.Option("--target", help="cpu or cuda; never replaced by another.")] = "cpu",
+    target: Annotated[str, typer.Option("--target", help="cpu, cuda or web; never replaced by another.")] = "cpu",
     out: Annotated[Path, typer.Option("--out", "-o", help="Report folder to write.")] = Path("runs/bench"),
     sts: Annotated[File, typer.Option("--sts", help="SentEval folder, scored pairs, or 'smarthome'.")] = None,
     texts: Annotated[File, typer.Option("--texts", help="Sentences for throughput; default built in.")] = None,
     threads: Annotated[Number, typer.Option("--threads", help="Default: what this process may use.")] = None,
+    npm: Annotated[File, typer.Option("--npm-folder", help="For web: holds node_modules; default, here.")] = None,
     compare: Annotated[File, typer.Option("--compare", help="An older report.json.")] = None,
     fail_on: Annotated[Optional[list[str]], typer.Option(  # noqa: UP045
         "--fail-on", help="Rule such as 'drop>0.3' or 'p50>+10%'; repeat for more.")] = None,
@@ -179,7 +180,8 @@ def bench(
             raise UserError(f"--fail-on {rule!r} needs judged pairs; give --sts FOLDER (or --sts smarthome)")
     check_output(out, overwrite, [*models, texts, sts])
     old = BenchReport.from_json(_read(compare), str(compare)) if compare is not None else None
-    overrides: dict[str, Any] = {"target": target, "sts": sts, "texts": texts, "threads": threads}
+    overrides: dict[str, Any] = {"target": target, "sts": sts, "texts": texts, "threads": threads,
+                                 "npm_folder": npm}
     if quick:
         overrides |= {"rounds": 3, "latency_samples": 15, "load_repeats": 1, "lengths": [16, 128]}
     settings = load_config(BenchConfig, config, sets or (), overrides)
