@@ -33,21 +33,24 @@ def scores(encoder: SentenceVectors, data: Path) -> dict[str, Any]:
     return {**{item.name: round(item.spearman, 3) for item in found.sets}, "avg7": found.avg7, "avg5": found.avg5}
 
 
-def write_result(name: str, values: dict[str, Any]) -> Path:
-    """Write ``benchmarks/results/NAME.json`` with the command, the date and the machine that made it.
-
-    Where a copy of the model was kept (``--keep``) has no part in it.
-    """
-    arguments = list(sys.argv[1:])
-    if "--keep" in arguments:
-        del arguments[arguments.index("--keep") : arguments.index("--keep") + 2]
-    command = shlex.join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *arguments])
-    file = RESULTS / f"{name}.json"
+def write_result(name: str, values: dict[str, Any], where: Path = RESULTS) -> Path:
+    """Write ``benchmarks/results/NAME.json`` with the command, the date and the machine that made it."""
+    file = where / f"{name}.json"
     facts = machine_facts().model_dump(mode="json")
-    made = {"command": command, "date": datetime.now(timezone.utc).date().isoformat(), "machine": facts}
+    made = {"command": command_line(), "date": datetime.now(timezone.utc).date().isoformat(), "machine": facts}
     with atomic_file(file) as temporary:
         write_json(temporary, made | values)
     return file
+
+
+def command_line() -> str:
+    """How this process was started, as a user types it; where a copy was kept (``--keep``) has no part in it."""
+    script = Path(sys.argv[0])
+    name = script.parent.name if script.stem == "__main__" else script.stem
+    arguments = list(sys.argv[1:])
+    if "--keep" in arguments:
+        del arguments[arguments.index("--keep") : arguments.index("--keep") + 2]
+    return shlex.join(["python", "-m", f"benchmarks.{name}", *arguments])
 
 
 def read_result(name: str) -> dict[str, Any]:

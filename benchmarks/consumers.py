@@ -3,49 +3,31 @@
     python -m export.minilm --calibration sentences.txt --out runs/minilm
     python -m benchmarks.consumers --bundle runs/minilm --environments runs/environments
 
-The environments are made under ``--environments`` where they are missing: pip and npm install what `ENVIRONMENTS` and
-the lock files of export/ name. Node.js with npm must be there.
+The environments are made under ``--environments`` where they are missing: pip and npm install what
+`benchmarks.environments` and the lock files of export/ name. Node.js with npm must be there.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common import folder, write_result
+from benchmarks.environments import python_of
 from distilface.artifact import Bundle
 from distilface.consumers import Outcome, check_consumers
 from distilface.delivery import deliver
 from distilface.loading import MINILM, resolve_model
 
-ENVIRONMENTS = {
-    "sentence-transformers-5": ["sentence-transformers[onnx]<6", "optimum-onnx", "transformers<5"],
-    "sentence-transformers-6": ["sentence-transformers>=6"],
-    "fastembed": ["fastembed"],
-    "light-embed": ["light-embed"],
-    "openvino": ["openvino", "tokenizers"],
-    "mobile": ["onnxruntime", "onnxruntime-extensions", "tokenizers"],
-}
-"""One environment for each set of packages that do not get on with another's."""
+ENVIRONMENTS = ("sentence-transformers-5", "sentence-transformers-6", "fastembed", "light-embed", "openvino", "mobile")
 NODE_PACKAGES = ["onnxruntime-node@1.30.0", "onnxruntime-web@1.30.0", "@huggingface/tokenizers@0.2.0",
                  "@huggingface/transformers@4.3.2"]
 TEXT = "onnxruntime-extensions"
-
-
-def python_of(environment: Path) -> str:
-    """The interpreter of an environment, which is made if it is missing."""
-    python = environment / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    if not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
-        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *ENVIRONMENTS[environment.name]], check=True)
-    return str(python)
 
 
 def node_folder(environment: Path) -> Path:

@@ -121,6 +121,37 @@ def speed() -> str:
     return _with_command(lines, result) + f"\n\n{facts}"
 
 
+def peers() -> str:
+    """Every way to run the same weights, in one run; nothing before it was measured."""
+    if not (RESULTS / "peers.json").is_file():
+        return ""
+    result = read_result("peers")
+    report = result["report"]
+    columns = ["", "size, MB", "avg7", "cosine to fp32, least", "alone and in company", "integer products",
+               f"p50 at {report['short_tokens']} tokens, ms", "sentences/s"]
+    lines = [_row(columns), _rule(len(columns))]
+    for subject in report["subjects"]:
+        facts = result["subjects"][subject["name"]]
+        versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items() if version)
+        short = next(row for row in subject["latency"] if row["tokens"] == report["short_tokens"])
+        fastest = max(float(row["sentences_per_second"]["median"]) for row in subject["throughput"])
+        matmuls = facts["matmuls"]
+        lines.append(_row([
+            f"{subject['name']} ({versions})", f"{subject['size_bytes'] / 1e6:.1f}",
+            f"{subject['sts']['average']:.2f}" if subject["sts"] else "-",
+            f"{subject['cosine']['minimum']:.4f}" if subject["cosine"] else "-",
+            f"{subject['batch_dependence']:.6f}",
+            f"{matmuls['integer']} of {matmuls['integer'] + matmuls['other']}" if matmuls else "-",
+            f"{short['p50']:.2f}", f"{fastest:,.0f}"]))
+    machine = report["machine"]
+    text = _with_command(lines, result) + (
+        f"\n\n{machine['cpu']}, {report['threads']} threads, {', '.join(machine['instruction_sets'])}; "
+        f"{report['text_count']:,} sentences of {report['mean_tokens']:.1f} tokens on average, medians of "
+        f"{report['rounds']} rounds.")
+    missing = "; ".join(f"{name} ({reason})" for name, reason in result["left_out"].items())
+    return text + (f" Left out: {missing}." if missing else "")
+
+
 def probes() -> str:
     """Whether the layers that a probe ranks first are those to keep; nothing before it was measured."""
     if not (RESULTS / "probe_ranking.json").is_file():
@@ -170,7 +201,7 @@ def consumers() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {"consumers": consumers, "minilm_sts": minilm_sts, "training": training,
                                         "distillation": distillation, "probes": probes, "budgets": budgets,
-                                        "speed": speed, "training_speed": training_speed}
+                                        "speed": speed, "peers": peers, "training_speed": training_speed}
 
 
 def filled(text: str) -> str:
