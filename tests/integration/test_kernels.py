@@ -32,6 +32,26 @@ def test_openvino_runs_every_product_of_static_int8_on_integers(tiny_bundle: Pat
     assert (int8.integer, int8.other) == (expected, 0), int8.kinds
 
 
+def test_a_weight_that_is_unpacked_for_a_float_product_is_not_integer(tmp_path: Path) -> None:
+    import numpy as np
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    rng = np.random.default_rng(0)
+    graph = helper.make_graph(
+        [helper.make_node("DequantizeLinear", ["q", "scale"], ["w"]), helper.make_node("Transpose", ["w"], ["t"],
+                                                                                       perm=[1, 0]),
+         helper.make_node("MatMul", ["x", "t"], ["y"]), helper.make_node("MatMul", ["y", "x"], ["z"])],
+        "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [16, 16])],
+        [helper.make_tensor_value_info("z", TensorProto.FLOAT, [16, 16])],
+        [numpy_helper.from_array(rng.integers(-127, 127, (16, 16)).astype(np.int8), "q"),
+         numpy_helper.from_array(np.float32(0.1), "scale")])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8),
+              str(tmp_path / "m.onnx"))
+    found = executed_matmuls(tmp_path / "m.onnx")
+    assert (found.integer, found.other) == (0, 1), found.kinds
+
+
 def test_openvino_that_is_missing_is_named(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "openvino", None)
     with pytest.raises(UserError, match="counting the kernels of OpenVINO needs the package 'openvino'"):
