@@ -91,7 +91,7 @@ def test_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file.write_text(json.dumps(values), encoding="utf-8")
     monkeypatch.setattr(tables, "read_result", lambda name: json.loads(file.read_text(encoding="utf-8")))
     lines = tables.peers().splitlines()
-    assert lines[2] == ("| int8-static (onnxruntime 1.32.0) | 23.2 | 78.90 | 0.9712 | 1.000000 | 35 of 36 | 1.23 | "
+    assert lines[4] == ("| int8-static (onnxruntime 1.32.0) | 23.2 | 78.90 | 0.9712 | 1.000000 | 35 of 36 | 1.23 | "
                         "3,101 |")
-    assert lines[3].startswith("| model2vec (model2vec 0.10.0) | 23.2 | - | - | 1.000000 | - |")
+    assert lines[5].startswith("| model2vec (model2vec 0.10.0) | 23.2 | - | - | 1.000000 | - |")
     assert lines[-1].endswith("medians of 5 rounds. Left out: fastembed (no network).")
