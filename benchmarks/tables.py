@@ -129,8 +129,8 @@ def peers() -> str:
     report = result["report"]
     columns = ["", "size, MB", "avg7", "cosine to fp32, least", "alone and in company", "integer products",
                f"p50 at {report['short_tokens']} tokens, ms", "sentences/s"]
-    lines = ["The same weights, texts and threads in other libraries, interleaved in one run. Integer products: those that "
-             "the runtime computes on integers, read from what it made of the file.", "",
+    lines = ["The same weights, texts and threads in other libraries, interleaved in one run. Integer products: those "
+             "that the runtime computes on integers, read from what it made of the file.", "",
              _row(columns), _rule(len(columns))]
     for subject in report["subjects"]:
         facts = result["subjects"][subject["name"]]
