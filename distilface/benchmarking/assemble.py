@@ -8,7 +8,7 @@ from typing import Any
 
 from distilface.benchmarking import quality, summary
 from distilface.benchmarking.config import BenchConfig
-from distilface.benchmarking.results import Latency, SubjectResult, Throughput
+from distilface.benchmarking.results import Latency, Retrieval, SubjectResult, Throughput
 from distilface.benchmarking.subjects import StaticFacts, Subject
 from distilface.protocol import Vectors
 
@@ -18,17 +18,22 @@ UNSTEADY = 1.5
 
 @dataclass
 class Samples:
-    """Raw answers of one subject. Times in seconds; ``latency[tokens][round]`` is a list of calls."""
+    """Raw answers of one subject. Times in seconds; ``latency[tokens][round]`` is a list of calls.
+
+    ``throughput`` and ``joules`` have a value a round by batch policy and threads (None: the run's own).
+    """
 
     facts: StaticFacts
     loads: list[dict[str, Any]] = field(default_factory=list)
     latency: dict[int, list[list[float]]] = field(default_factory=dict)
-    throughput: dict[int | None, list[float]] = field(default_factory=dict)
+    throughput: dict[tuple[int | None, int | None], list[float]] = field(default_factory=dict)
+    joules: dict[tuple[int | None, int | None], list[float]] = field(default_factory=dict)
     own_tokens: dict[str, float] | None = None
     peak_rss: int | None = None
     batch_dependence: float | None = None
     vectors: Vectors | None = None
     sts_vectors: Vectors | None = None
+    group_vectors: Vectors | None = None
     reference: str | None = None
 
 
@@ -44,6 +49,8 @@ class Plan:
     text_count: int
     sts_sets: Sequence[quality.StsData]
     sts_sentences: Sequence[str]
+    groups: Sequence[Sequence[str]]
+    group_texts: Sequence[str]
     config: BenchConfig
 
 
@@ -54,16 +61,28 @@ def assemble(plan: Plan, samples: dict[str, Samples],
     for name, item in samples.items():
         if item.sts_vectors is not None:
             pair_cosines[name] = quality.pair_cosines(item.sts_vectors, plan.sts_sentences, plan.sts_sets)
+    retrieval = _retrieval(plan, samples)
     plain: dict[str, SubjectResult] = {}
     for index, subject in enumerate(plan.subjects):
         progress("scoring", index, len(plan.subjects))
-        plain[subject.name] = _result(plan, subject, samples, pair_cosines)
+        plain[subject.name] = _result(plan, subject, samples, pair_cosines).model_copy(
+            update={"retrieval": retrieval.get(subject.name)})
     baseline = plain[plan.baseline]
     results = [_with_gains(result, baseline) for result in plain.values()]
     by_name = {result.name: result for result in results}
     final = [result.model_copy(update={"notes": (*result.notes, *_speed_notes(plan, result, by_name, samples),
                                                  *_unsteady(plan, result))}) for result in results]
     return tuple(final), _run_notes(plan, samples)
+
+
+def _retrieval(plan: Plan, samples: dict[str, Samples]) -> dict[str, Retrieval]:
+    """Of every subject, the baseline first: the others' changes are against it."""
+    found: dict[str, Retrieval] = {}
+    for name in dict.fromkeys([plan.baseline, *(subject.name for subject in plan.subjects)]):
+        vectors = samples[name].group_vectors
+        if vectors is not None:
+            found[name] = quality.retrieval_result(vectors, plan.group_texts, plan.groups, found.get(plan.baseline))
+    return found
 
 
 def _result(plan: Plan, subject: Subject, samples: dict[str, Samples], pair_cosines: dict[str, Any]) -> SubjectResult:
@@ -98,8 +117,9 @@ def _result(plan: Plan, subject: Subject, samples: dict[str, Samples], pair_cosi
         peak_rss_bytes=mine.peak_rss,
         latency=tuple(summary.latency(tokens, (mine.own_tokens or {}).get(str(tokens)), mine.latency[tokens])
                       for tokens in plan.lengths),
-        throughput=tuple(summary.throughput(policy, plan.text_count, seconds)
-                         for policy, seconds in mine.throughput.items()),
+        throughput=tuple(summary.throughput(policy, plan.text_count, seconds, threads,
+                                            mine.joules.get((policy, threads), ()))
+                         for (policy, threads), seconds in mine.throughput.items()),
         batch_dependence=mine.batch_dependence, cosine=cosine, sts=sts, notes=tuple(notes),
     )
 
@@ -110,7 +130,8 @@ def _with_gains(result: SubjectResult, baseline: SubjectResult) -> SubjectResult
         return row.model_copy(update={"gain": summary.gain(row.round_p50, other, smaller_is_better=True)})
 
     def rated(row: Throughput) -> Throughput:
-        other = next(theirs for theirs in baseline.throughput if theirs.batch_tokens == row.batch_tokens)
+        other = next(theirs for theirs in baseline.throughput
+                     if (theirs.batch_tokens, theirs.threads) == (row.batch_tokens, row.threads))
         return row.model_copy(update={"gain": summary.gain(row.rounds, other.rounds, smaller_is_better=False)})
 
     return result.model_copy(update={

@@ -178,9 +178,9 @@ class WebEncoder:
         found: dict[str, Any] = self.page.ask("latency", **settings)
         return found
 
-    def throughput(self, texts: Sequence[str], batch_tokens: int | None, warmup: int) -> dict[str, Any]:
+    def throughput(self, texts: Sequence[str], batch_tokens: int | None) -> dict[str, Any]:
         """Seconds of one pass over ``texts``, measured in the page."""
-        found: dict[str, Any] = self.page.ask("throughput", texts=list(texts), warmup=warmup,
+        found: dict[str, Any] = self.page.ask("throughput", texts=list(texts),
                                               batch_tokens=batch_tokens or BATCH_TOKENS)
         return found
 

@@ -35,6 +35,9 @@ class BenchConfig(StrictModel):
             STS sentences when ``sts`` is given.
         text_count: how many sentences throughput and cosines use; default, up to 1,000 of those there are.
         sts: a SentEval folder, a file of scored pairs, or ``smarthome`` for the built-in graded pairs.
+        groups: file of texts that mean the same, a row each: retrieval (recall at 1 and 10); ``last_groups``: only the
+            last so many of its rows.
+        thread_sweep: throughput is measured with each of these thread counts, too.
         bootstrap: resamples behind the interval of each STS difference; 0 leaves the interval out.
         settle_seconds: pause before a turn, so that the other process's spinning threads have gone to sleep.
     """
@@ -52,6 +55,9 @@ class BenchConfig(StrictModel):
     texts: Path | None = None
     text_count: int | None = Field(default=None, ge=2)
     sts: Path | None = None
+    groups: Path | None = None
+    last_groups: int | None = Field(default=None, ge=1)
+    thread_sweep: tuple[int, ...] = ()
     bootstrap: int = Field(default=500, ge=0)
     settle_seconds: float = Field(default=0.05, ge=0)
     seed: int = 0
@@ -60,10 +66,12 @@ class BenchConfig(StrictModel):
     def _check_items(self) -> BenchConfig:
         if self.npm_folder is not None and self.target != "web":
             raise ValueError(f"npm_folder belongs to target web, and target is {self.target}")
-        for name in ("lengths", "batch_tokens"):
+        for name in ("lengths", "batch_tokens", "thread_sweep"):
             bad = [value for value in getattr(self, name) if value < 1]
             if bad:
                 raise ValueError(f"{name} holds {bad[0]}; every item must be 1 or more")
         if any(length < 4 for length in self.lengths):
             raise ValueError(f"lengths holds {min(self.lengths)}; a text of fewer than 4 tokens has no room for words")
+        if self.last_groups is not None and self.groups is None:
+            raise ValueError(f"last_groups is {self.last_groups}, but groups is not set; give --groups FILE, too")
         return self

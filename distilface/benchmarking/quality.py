@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from distilface.benchmarking.results import Cosine, StsResult, StsScore
+from distilface.benchmarking.results import Cosine, Retrieval, StsResult, StsScore
 from distilface.errors import GateError, UserError
 from distilface.protocol import Vectors
 
@@ -84,6 +84,40 @@ def sts_result(name: str, sets: Sequence[StsData], cosines: Sequence[NDArray[np.
     changes = [score.change for score in scores if score.change is not None]
     return StsResult(sets=tuple(scores), average=float(np.mean([score.spearman for score in scores])),
                      average_name=label, change=float(np.mean(changes)) if changes else None)
+
+
+def retrieval_result(vectors: Vectors, texts: Sequence[str], groups: Sequence[Sequence[str]],
+                     baseline: Retrieval | None) -> Retrieval:
+    """Recall from ``vectors`` ``[len(texts), dim]``."""
+    from distilface.evaluation import group_recall
+
+    found = {k: 100 * share for k, share in group_recall(_Known(texts, vectors), groups).items()}
+    made = Retrieval(groups=len(groups), recall1=found[1], recall10=found[10])
+    if baseline is None:
+        return made
+    return made.model_copy(update={"change1": found[1] - baseline.recall1, "change10": found[10] - baseline.recall10})
+
+
+class _Known:
+    """Vectors that a worker has written, by text."""
+
+    def __init__(self, texts: Sequence[str], vectors: Vectors) -> None:
+        self.rows = {text: index for index, text in enumerate(texts)}
+        self.vectors = vectors
+
+    def encode(self, texts: Sequence[str]) -> Vectors:
+        return self.vectors[[self.rows[text] for text in texts]]
+
+
+def load_groups(source: Path, last: int | None) -> list[Sequence[str]]:
+    """The groups of a file, or the last so many of them."""
+    from distilface.data import read_groups
+
+    groups = read_groups(source)
+    if last is not None and last > len(groups):
+        raise UserError(f"--last {last} is more than the {len(groups)} groups of {str(source)!r}; use 1 to "
+                        f"{len(groups)}")
+    return list(groups if last is None else groups[-last:])
 
 
 def cosine_summary(reference: str, ours: Vectors, theirs: Vectors) -> Cosine:

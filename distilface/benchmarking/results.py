@@ -15,7 +15,8 @@ from distilface.config import StrictModel
 from distilface.errors import UserError
 from distilface.machine import Disturbance, MachineFacts
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""2: retrieval, threads of a throughput row, energy."""
 
 
 class Spread(StrictModel):
@@ -53,13 +54,20 @@ class Latency(StrictModel):
 
 
 class Throughput(StrictModel):
-    """Sentences a second over real text; ``batch_tokens`` None is the encoder's default policy."""
+    """Sentences a second over real text.
+
+    Attributes:
+        batch_tokens: None is the encoder's default policy. ``threads``: None is the run's own number.
+        joules: energy for 1,000 sentences, of all processor packages; None where it can't be read.
+    """
 
     batch_tokens: int | None
+    threads: int | None = None
     texts: int
     sentences_per_second: Spread
     rounds: tuple[float, ...]
     gain: Gain | None = None
+    joules: Spread | None = None
 
 
 class Cosine(StrictModel):
@@ -94,6 +102,19 @@ class StsResult(StrictModel):
     average: float
     average_name: str
     change: float | None = None
+
+
+class Retrieval(StrictModel):
+    """How often a text of a group finds another of it among all texts: recall at 1 and 10, in points.
+
+    The changes are against the baseline.
+    """
+
+    groups: int
+    recall1: float
+    recall10: float
+    change1: float | None = None
+    change10: float | None = None
 
 
 class SubjectResult(StrictModel):
@@ -133,6 +154,7 @@ class SubjectResult(StrictModel):
     batch_dependence: float | None
     cosine: Cosine | None
     sts: StsResult | None
+    retrieval: Retrieval | None = None
     size_gain: float | None = None
     zip_gain: float | None = None
     load_gain: float | None = None
@@ -148,14 +170,15 @@ class SubjectResult(StrictModel):
 
     @property
     def best_throughput(self) -> Throughput:
-        """The fastest of the batch policies."""
-        return max(self.throughput, key=lambda row: row.sentences_per_second.median)
+        """The fastest of the batch policies, with the run's own threads."""
+        own = [row for row in self.throughput if row.threads is None]
+        return max(own, key=lambda row: row.sentences_per_second.median)
 
 
 class BenchReport(StrictModel):
     """One run: the subjects side by side, on one machine, from one command."""
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[1, 2] = 2
     kind: Literal["distilface-bench"] = "distilface-bench"
     distilface_version: str
     created: str
@@ -168,6 +191,7 @@ class BenchReport(StrictModel):
     text_count: int
     mean_tokens: float
     sts_source: str | None
+    groups_source: str | None = None
     short_tokens: int
     long_tokens: int
     baseline: str

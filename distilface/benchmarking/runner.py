@@ -21,6 +21,7 @@ from distilface.benchmarking import quality
 from distilface.benchmarking.assemble import Plan, Samples, assemble
 from distilface.benchmarking.client import Worker
 from distilface.benchmarking.config import BenchConfig
+from distilface.benchmarking.energy import EnergyMeter
 from distilface.benchmarking.results import BenchReport
 from distilface.benchmarking.subjects import BUNDLE_BACKENDS, Subject, check_target, static_facts, with_unique_names
 from distilface.benchmarking.texts import RealTexts, length_grid, real_texts, texts_of_length, token_counter
@@ -68,12 +69,15 @@ class _Run:
     command: str
     workers: dict[str, Worker] = field(default_factory=dict)
     samples: dict[str, Samples] = field(default_factory=dict)
+    meter: EnergyMeter = field(default_factory=EnergyMeter)
 
     def measure(self, stack: ExitStack) -> BenchReport:
         started = time.perf_counter()
         config = self.config
         sets = quality.load_sts_data(config.sts) if config.sts is not None else []
         sentences = quality.distinct_sentences(sets)
+        groups = quality.load_groups(config.groups, config.last_groups) if config.groups is not None else []
+        grouped = list(dict.fromkeys(text for group in groups for text in group))
         texts = real_texts(config, sentences)
         machine = machine_facts(gpu=config.target == "cuda")
         threads = config.threads or (1 if config.target == "web" else machine.cores_usable)
@@ -90,12 +94,14 @@ class _Run:
             count = token_counter(baseline.folder)
             grid = {str(n): texts_of_length(n, texts.sentences, count, seed=config.seed) for n in lengths}
             self._take_turns(grid, texts)
-            self._vectors(folder, grid, texts, sentences)
+            self._vectors(folder, grid, texts, sentences, grouped)
+        self._sweep_threads(texts, threads)
         self._references(texts, threads)
         disturbance = watch.finish()
         plan = Plan(
             subjects=tuple(self.subjects), baseline=baseline.name, short=short, long=long, lengths=lengths,
-            text_count=len(texts.sentences), sts_sets=sets, sts_sentences=sentences, config=config,
+            text_count=len(texts.sentences), sts_sets=sets, sts_sentences=sentences,
+            groups=groups, group_texts=grouped, config=config,
         )
         results, notes = assemble(plan, self.samples, self.progress)
         return BenchReport(
@@ -103,8 +109,10 @@ class _Run:
             command=self.command, target=config.target, threads=threads, rounds=config.rounds,
             seconds=round(time.perf_counter() - started, 1), text_source=texts.source, text_count=len(texts.sentences),
             mean_tokens=float(np.mean(count(texts.sentences))),
-            sts_source=str(config.sts) if config.sts is not None else None, short_tokens=short, long_tokens=long,
-            baseline=baseline.name, machine=machine, disturbance=disturbance, subjects=results, notes=notes,
+            sts_source=str(config.sts) if config.sts is not None else None,
+            groups_source=str(config.groups) if config.groups is not None else None, short_tokens=short,
+            long_tokens=long, baseline=baseline.name, machine=machine, disturbance=disturbance, subjects=results,
+            notes=notes,
         )
 
     def _start(self, processes: ExitStack, threads: int) -> None:
@@ -157,14 +165,35 @@ class _Run:
             for policy in policies:
                 self.progress("throughput", done, steps)
                 for subject in order:
-                    time.sleep(config.settle_seconds)
-                    warmup = len(texts.sentences) if turn == 0 else len(texts.sentences) // 10
-                    answer = self.workers[subject.name].ask("throughput", texts=texts.sentences, batch_tokens=policy,
-                                                            warmup=warmup)
-                    self.samples[subject.name].throughput.setdefault(policy, []).append(answer["seconds"])
+                    self._throughput(self.workers[subject.name], texts, policy, None, turn)
                 done += 1
 
-    def _vectors(self, folder: Path, grid: dict[str, list[str]], texts: RealTexts, sentences: Sequence[str]) -> None:
+    def _throughput(self, worker: Worker, texts: RealTexts, policy: int | None, threads: int | None, turn: int) -> None:
+        time.sleep(self.config.settle_seconds)
+        warm = texts.sentences if turn == 0 else texts.sentences[: max(1, len(texts.sentences) // 10)]
+        worker.ask("throughput", texts=warm, batch_tokens=policy)
+        self.meter.start()
+        answer = worker.ask("throughput", texts=texts.sentences, batch_tokens=policy)
+        samples, joules = self.samples[worker.subject.name], self.meter.joules()
+        samples.throughput.setdefault((policy, threads), []).append(answer["seconds"])
+        if joules is not None:
+            samples.joules.setdefault((policy, threads), []).append(joules)
+
+    def _sweep_threads(self, texts: RealTexts, own: int) -> None:
+        """Throughput with other numbers of threads, each in fresh processes that take turns."""
+        counts = [threads for threads in dict.fromkeys(self.config.thread_sweep) if threads != own]
+        for index, threads in enumerate(counts):
+            self.progress("thread sweep", index, len(counts))
+            with ExitStack() as processes:
+                workers = [processes.enter_context(Worker(subject, threads)) for subject in self.subjects]
+                for worker in workers:
+                    self._load(worker, threads)
+                for turn in range(self.config.rounds):
+                    for worker in workers:
+                        self._throughput(worker, texts, None, threads, turn)
+
+    def _vectors(self, folder: Path, grid: dict[str, list[str]], texts: RealTexts, sentences: Sequence[str],
+                 grouped: Sequence[str]) -> None:
         """What is not a time: memory, token counts, batch dependence and the vectors for the quality numbers."""
         for index, subject in enumerate(self.subjects):
             self.progress("vectors", index, len(self.subjects))
@@ -175,6 +204,8 @@ class _Run:
             samples.vectors = _encode(worker, folder / "vectors.npy", texts.sentences)
             if sentences:
                 samples.sts_vectors = _encode(worker, folder / "vectors.npy", sentences)
+            if grouped:
+                samples.group_vectors = _encode(worker, folder / "vectors.npy", grouped)
 
     def _references(self, texts: RealTexts, threads: int) -> None:
         """Vectors of the fp32 variant of each measured bundle, from a process of its own where it is no subject.

@@ -42,10 +42,13 @@ def latency(tokens: int, own_tokens: float | None, rounds: Sequence[Sequence[flo
     )
 
 
-def throughput(batch_tokens: int | None, texts: int, seconds: Sequence[float]) -> Throughput:
-    """Sentences a second of each round, from the ``seconds`` each took for all ``texts``."""
+def throughput(batch_tokens: int | None, texts: int, seconds: Sequence[float], threads: int | None = None,
+               joules: Sequence[float] = ()) -> Throughput:
+    """Sentences a second of each round, from the ``seconds`` (and ``joules``) each took for all ``texts``."""
     rates = tuple(_rounded(texts / second) for second in seconds)
-    return Throughput(batch_tokens=batch_tokens, texts=texts, sentences_per_second=spread(rates), rounds=rates)
+    energy = spread([1000 * value / texts for value in joules]) if joules else None
+    return Throughput(batch_tokens=batch_tokens, threads=threads, texts=texts, sentences_per_second=spread(rates),
+                      rounds=rates, joules=energy)
 
 
 def _rounded(value: float) -> float:

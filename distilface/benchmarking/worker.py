@@ -62,13 +62,11 @@ class Session:
             seconds.append(time.perf_counter() - start)
         return {"seconds": seconds}
 
-    def do_throughput(self, texts: list[str], batch_tokens: int | None, warmup: int) -> Answer:
-        """Seconds for one pass over ``texts``, after encoding the first ``warmup`` of them."""
+    def do_throughput(self, texts: list[str], batch_tokens: int | None) -> Answer:
+        """Seconds for one pass over ``texts``."""
         if hasattr(self.encoder, "throughput"):
-            return self.encoder.throughput(texts, batch_tokens, warmup)  # type: ignore[no-any-return]
+            return self.encoder.throughput(texts, batch_tokens)  # type: ignore[no-any-return]
         encode = self._policy(batch_tokens)
-        if warmup:
-            encode(texts[:warmup])
         start = time.perf_counter()
         encode(texts)
         return {"seconds": time.perf_counter() - start}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
-from distilface.cli.options import File, Names, Number, Overwrite, Sets, Text
+from distilface.cli.options import File, Names, Number, Overwrite, Sets, Text, numbers
 from distilface.cli.progress import out as console
 from distilface.cli.progress import progress, show_table
 from distilface.errors import UserError
@@ -152,7 +152,11 @@ def bench(
     out: Annotated[Path, typer.Option("--out", "-o", help="Report folder to write.")] = Path("runs/bench"),
     sts: Annotated[File, typer.Option("--sts", help="SentEval folder, scored pairs, or 'smarthome'.")] = None,
     texts: Annotated[File, typer.Option("--texts", help="Sentences for throughput; default built in.")] = None,
+    groups: Annotated[File, typer.Option("--groups", help="Texts that mean the same, a row each: retrieval.")] = None,
+    last: Annotated[Number, typer.Option("--last", help="Only the last so many groups.")] = None,
     threads: Annotated[Number, typer.Option("--threads", help="Default: what this process may use.")] = None,
+    thread_sweep: Annotated[Text, typer.Option("--thread-sweep", help="Throughput with these, too: 1,2,4.")] = None,
+    batch_tokens: Annotated[Text, typer.Option("--batch-tokens", help="Throughput at each: 256,512,2048.")] = None,
     npm: Annotated[File, typer.Option("--npm-folder", help="For web: holds node_modules; default, here.")] = None,
     compare: Annotated[File, typer.Option("--compare", help="An older report.json.")] = None,
     fail_on: Annotated[Optional[list[str]], typer.Option(  # noqa: UP045
@@ -178,10 +182,13 @@ def bench(
     for rule in rules:
         if parse_rule(rule).metric.name in ("drop", "spearman") and sts is None:
             raise UserError(f"--fail-on {rule!r} needs judged pairs; give --sts FOLDER (or --sts smarthome)")
-    check_output(out, overwrite, [*models, texts, sts])
+    check_output(out, overwrite, [*models, texts, sts, groups])
     old = BenchReport.from_json(_read(compare), str(compare)) if compare is not None else None
-    overrides: dict[str, Any] = {"target": target, "sts": sts, "texts": texts, "threads": threads,
-                                 "npm_folder": npm}
+    overrides: dict[str, Any] = {
+        "target": target, "sts": sts, "texts": texts, "threads": threads, "npm_folder": npm, "groups": groups,
+        "last_groups": last,
+        "thread_sweep": None if thread_sweep is None else numbers(thread_sweep, "--thread-sweep"),
+        "batch_tokens": None if batch_tokens is None else numbers(batch_tokens, "--batch-tokens")}
     if quick:
         overrides |= {"rounds": 3, "latency_samples": 15, "load_repeats": 1, "lengths": [16, 128]}
     settings = load_config(BenchConfig, config, sets or (), overrides)

@@ -59,6 +59,8 @@ _ALL = (
     Metric("batch", "batch dependence", "cosine", lambda report, r, n: r.batch_dependence, smaller_is_better=False),
     Metric("spearman", "Spearman", "points", lambda report, r, n: r.sts.average if r.sts else None,
            smaller_is_better=False, needs="--sts FOLDER"),
+    Metric("recall", "recall@1", "points", lambda report, r, n: r.retrieval.recall1 if r.retrieval else None,
+           smaller_is_better=False, needs="--groups FILE"),
     Metric("drop", "Spearman lost to the baseline", "points", _drop, needs="--sts FOLDER and an fp32 subject"),
 )
 METRICS = {metric.name: metric for metric in _ALL}

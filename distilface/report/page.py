@@ -29,6 +29,9 @@ def to_html(report: BenchReport, comparison: Comparison | None = None) -> str:
     if sts is not None:
         parts.append(_table(sts, "Subsets of a year concatenated, average ranks for ties; the interval is a paired "
                                  "bootstrap."))
+    retrieval = tables.retrieval_table(report)
+    if retrieval is not None:
+        parts.append(_table(retrieval, "Nearest by cosine among the texts of all groups, the text itself left out."))
     parts += [_notes(report), _comparison(comparison), _machine(report)]
     return (f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
             f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'

@@ -103,17 +103,36 @@ def startup_table(report: BenchReport) -> Table:
 
 
 def throughput_table(report: BenchReport) -> Table:
-    """Sentences a second by batch policy: gain, median and range over the rounds."""
+    """Sentences a second by batch policy and threads: gain, median and range over the rounds; energy where measured."""
+    energy = any(row.joules is not None for result in report.subjects for row in result.throughput)
     rows = []
     for result in report.subjects:
         for row in result.throughput:
             policy = "default" if row.batch_tokens is None else f"{row.batch_tokens} tokens"
             rates = row.sentences_per_second
-            rows.append((Cell(result.name), Cell(policy), Cell(text.times(row.gain.median if row.gain else None),
-                         f"{text.times(row.gain.low)} to {text.times(row.gain.high)}" if row.gain else ""),
-                         Cell(text.significant(rates.median),
-                              f"{text.significant(rates.low)} to {text.significant(rates.high)}")))
-    return Table("Throughput on real text", ("subject", "batch policy", "gain", "sentences/s"), tuple(rows))
+            gained = f"{text.times(row.gain.low)} to {text.times(row.gain.high)}" if row.gain else ""
+            cells = (Cell(result.name), Cell(policy), Cell(str(row.threads or report.threads)),
+                     Cell(text.times(row.gain.median if row.gain else None), gained),
+                     Cell(text.significant(rates.median),
+                          f"{text.significant(rates.low)} to {text.significant(rates.high)}"))
+            spent = Cell(text.NONE) if row.joules is None else Cell(
+                text.significant(row.joules.median),
+                f"{text.significant(row.joules.low)} to {text.significant(row.joules.high)}")
+            rows.append((*cells, spent) if energy else cells)
+    header = ("subject", "batch policy", "threads", "gain", "sentences/s")
+    return Table("Throughput on real text", (*header, "J for 1,000") if energy else header, tuple(rows))
+
+
+def retrieval_table(report: BenchReport) -> Table | None:
+    """Recall at 1 and 10 with the change against the baseline; None where it was not measured."""
+    found = [(result.name, result.retrieval) for result in report.subjects if result.retrieval is not None]
+    if not found:
+        return None
+    rows = tuple((Cell(name), *(Cell(text.points(recall), "" if change is None else text.signed(change))
+                                for recall, change in ((item.recall1, item.change1), (item.recall10, item.change10))))
+                 for name, item in found)
+    return Table(f"Retrieval: a text finds another of its group, {found[0][1].groups:,} groups",
+                 ("subject", "recall@1", "recall@10"), rows)
 
 
 def sts_table(report: BenchReport) -> Table | None:
@@ -157,6 +176,8 @@ def machine_rows(report: BenchReport) -> list[tuple[str, str]]:
     ]
     if report.sts_source is not None:
         rows.append(("STS", report.sts_source))
+    if report.groups_source is not None:
+        rows.append(("groups", report.groups_source))
     return [*rows, ("measured", report.created), ("distilface", report.distilface_version)]
 
 

@@ -19,6 +19,7 @@ from distilface.benchmarking.client import Worker, WorkerError
 from distilface.benchmarking.results import BenchReport
 from distilface.errors import GateError, UserError
 from distilface.report import ship, write_report
+from distilface.report.markdown import to_markdown
 
 pytestmark = pytest.mark.integration
 
@@ -49,6 +50,25 @@ def test_a_faster_encoder_measures_faster() -> None:
     assert BenchReport.from_json(found.to_json()) == found
     assert {"loading", "latency", "throughput", "vectors", "scoring"} <= {stage for stage, _, _ in stages}
     assert all(0 <= done < total for _, done, total in stages)
+
+
+def test_retrieval_and_threads(tmp_path: Path) -> None:
+    """Groups go to every subject, and other thread counts get processes of their own."""
+    groups = tmp_path / "groups.tsv"
+    groups.write_text("turn on the light\tlight on please\nclose the door\tshut the door\n", encoding="utf-8")
+    config = QUICK.model_copy(update={"groups": groups, "last_groups": 1, "threads": 2, "thread_sweep": (1, 2),
+                                      "batch_tokens": ()})
+    found = bench([fake("fast", "int8-static"), fake("slow", "float32")], config)
+    for result in found.subjects:
+        assert result.retrieval is not None
+        assert (result.retrieval.groups, result.retrieval.recall1) == (1, 100)  # two texts find each other
+        assert [row.threads for row in result.throughput] == [None, 1]
+        assert all(row.gain is not None for row in result.throughput)
+    assert found.groups_source == str(groups)
+    page = to_markdown(found)
+    assert "## Retrieval" in page and "| fast | default | 1 |" in page and "| fast | default | 2 |" in page
+    with pytest.raises(UserError, match="--last 9 is more than the 2 groups"):
+        bench([fake("fast")], config.model_copy(update={"last_groups": 9}))
 
 
 def test_errors_of_a_worker_reach_the_user() -> None:

@@ -12,6 +12,8 @@ from pydantic import ValidationError
 
 from distilface.benchmarking import BenchConfig, Subject, find_subjects, quality, summary
 from distilface.benchmarking.assemble import Plan, Samples, assemble
+from distilface.benchmarking.energy import EnergyMeter
+from distilface.benchmarking.quality import retrieval_result
 from distilface.benchmarking.results import SCHEMA_VERSION, BenchReport
 from distilface.benchmarking.subjects import StaticFacts, check_target, deflated_size, static_facts, with_unique_names
 from distilface.benchmarking.texts import length_grid, real_texts, texts_of_length, token_counter
@@ -59,13 +61,13 @@ def run_of(kind: str, seconds: float, dependence: float = 1.0) -> Samples:
     load = {"import_s": 0.1, "load_s": 0.2, "first_vector_s": 0.01, "dim": 2, "max_seq_length": 64}
     vectors = np.array([[1, 0], [0, 1]], dtype=np.float32)
     return Samples(StaticFacts(size_bytes=100), loads=[load], latency={14: [[seconds]], 64: [[seconds]]},
-                   throughput={None: [seconds]}, batch_dependence=dependence, vectors=vectors, peak_rss=1)
+                   throughput={(None, None): [seconds]}, batch_dependence=dependence, vectors=vectors, peak_rss=1)
 
 
 def assembled(seconds: float, dependence: float = 1.0) -> tuple[str, ...]:
     subjects = (Subject(name="b:fp32", model="b", folder=None, kind="float32"),
                 Subject(name="b:int8-dynamic", model="b", folder=None, kind="int8-dynamic"))
-    plan = Plan(subjects, "b:fp32", 14, 64, (14, 64), 2, [], [], BenchConfig())
+    plan = Plan(subjects, "b:fp32", 14, 64, (14, 64), 2, [], [], [], [], BenchConfig())
     ours = run_of("int8-dynamic", seconds, dependence)
     ours.reference = "b:fp32"
     results, _ = assemble(plan, {"b:fp32": run_of("float32", 0.01), "b:int8-dynamic": ours}, lambda *_: None)
@@ -89,7 +91,7 @@ def test_report_survives_json() -> None:
 
 
 @pytest.mark.parametrize(("change", "message"), [
-    ({"schema_version": SCHEMA_VERSION + 1}, "reads up to 1: pip install --upgrade"),
+    ({"schema_version": SCHEMA_VERSION + 1}, "reads up to 2: pip install --upgrade"),
     ({"schema_version": "1"}, "schema version '1'"),
     ({"schema_version": True}, "schema version True"),
     ({"kind": "other"}, "not a benchmark report"),
@@ -101,6 +103,65 @@ def test_report_of_another_schema_is_refused(change: dict[str, object], message:
     with pytest.raises(UserError, match=r"my\.json") as caught:
         BenchReport.from_json(json.dumps(values), "my.json")
     assert message in str(caught.value)
+
+
+def test_a_report_of_the_first_schema_is_still_read() -> None:
+    """It knew neither retrieval nor threads nor energy."""
+    values = json.loads(report().to_json()) | {"schema_version": 1}
+    del values["groups_source"]
+    for found in values["subjects"]:
+        del found["retrieval"]
+        for row in found["throughput"]:
+            del row["threads"], row["joules"]
+    old = BenchReport.from_json(json.dumps(values))
+    assert old.schema_version == 1 and old.subjects == report().subjects
+
+
+def test_retrieval_by_hand() -> None:
+    """Two pictures on two axes: a1 and a2 alike, b1 near a1's side, b2 on its own axis."""
+    texts = ["a1", "a2", "b1", "b2"]
+    vectors = np.array([[1, 0], [0.99, 0.1], [0.8, 0.6], [0, 1]], dtype=np.float32)
+    groups = [["a1", "a2"], ["b1", "b2"]]
+    baseline = retrieval_result(vectors, texts, groups, None)
+    # a1 -> a2, a2 -> a1, b2 -> b1 are right; b1 finds a2 (0.852) before b2 (0.6).
+    assert (baseline.recall1, baseline.recall10, baseline.change1) == (75, 100, None)
+    turned = vectors.copy()
+    turned[2] = [0, 1]
+    better = retrieval_result(turned, texts, groups, baseline)
+    assert (better.recall1, better.change1, better.change10) == (100, 25, 0)
+
+
+def _package(root: Path, name: str, joules: float, largest: int = 10_000_000) -> None:
+    folder = root / name
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "energy_uj").write_text(str(int(joules * 1e6)))
+    (folder / "max_energy_range_uj").write_text(str(largest))
+
+
+def test_energy_of_all_packages_and_over_the_counters_end(tmp_path: Path) -> None:
+    _package(tmp_path, "intel-rapl:0", 2.0)
+    _package(tmp_path, "intel-rapl:1", 9.5)
+    _package(tmp_path, "intel-rapl:0:0", 1.0)  # the cores of package 0, counted there
+    meter = EnergyMeter(tmp_path)
+    assert meter.readable
+    meter.start()
+    _package(tmp_path, "intel-rapl:0", 3.5)
+    _package(tmp_path, "intel-rapl:1", 0.5)  # began anew at 10 J
+    _package(tmp_path, "intel-rapl:0:0", 2.0)
+    assert meter.joules() == pytest.approx(1.5 + 1.0, abs=1e-5)
+
+
+def test_energy_is_absent_where_it_can_not_be_read(tmp_path: Path) -> None:
+    meter = EnergyMeter(tmp_path / "absent")
+    meter.start()
+    assert not meter.readable and meter.joules() is None
+
+
+@pytest.mark.parametrize(("values", "message"), [
+    ({"last_groups": 5}, "groups is not set"), ({"thread_sweep": [2, 0]}, "thread_sweep holds 0")])
+def test_settings_that_contradict_each_other(values: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        BenchConfig.model_validate(values)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "nonsense"])
