@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,7 +63,7 @@ class Maker:
             name = f"{subject.name}@openvino"
             try:
                 python = python_of(self.environments / "nncf")
-            except (subprocess.CalledProcessError, OSError) as error:
+            except (UserError, OSError) as error:
                 self._leave_out(name, error)
                 continue
             found.append(self._tried(name, subject.model_copy(update={
@@ -76,7 +75,7 @@ class Maker:
         try:
             python = python_of(self.environments / peer.environment)
             subject = self._subject(peer, python)
-        except (DistilfaceError, subprocess.CalledProcessError, OSError, ValueError) as error:
+        except (DistilfaceError, OSError, ValueError) as error:
             self._leave_out(peer.name, error)
             return None
         return self._tried(peer.name, subject, peer.packages, python, peer.same_weights)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import tables
+from benchmarks import environments, tables
 from benchmarks.peers import engines, making, prepare
 from benchmarks.peers.making import Maker, peers_named
 from benchmarks.peers.registry import PEERS, Peer
@@ -40,13 +40,18 @@ def test_peers_by_name() -> None:
 
 
 def test_a_peer_whose_environment_fails_is_left_out_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(environment: Path) -> str:
-        raise subprocess.CalledProcessError(1, ["pip", "install", environment.name])
+    def run(command: list[str], check: bool) -> None:
+        python = tmp_path / "fastembed/bin/python"
+        python.parent.mkdir(parents=True, exist_ok=True)
+        python.touch()
+        if "pip" in command:
+            raise subprocess.CalledProcessError(1, command)
 
-    monkeypatch.setattr(making, "python_of", fails)
+    monkeypatch.setattr(environments.subprocess, "run", run)
     maker = Maker(tmp_path, tmp_path, [], tmp_path, tmp_path, 1)
     assert maker.peer(next(peer for peer in PEERS if peer.name == "fastembed")) is None
-    assert "'pip', 'install', 'fastembed'" in maker.left_out["fastembed"]
+    assert maker.left_out["fastembed"].startswith("no environment: pip could not install fastembed (")
+    assert not (tmp_path / "fastembed/bin/python").exists()
 
 
 def test_a_peer_that_fails_to_load_is_left_out_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
