@@ -89,7 +89,9 @@ class Session:
         # What only follows the protocol chooses its own batches; two texts usually share one.
         pairs = [(self.encoder.encode([text]), self.encoder.encode([text, LONG_NEIGHBOUR])[:1])
                  for text in GOLDEN_TEXTS]
-        return {"cosine": float(min(cosines(alone, beside).min() for alone, beside in pairs))}
+        # An empty text may have a vector of zeros, which has no cosine.
+        return {"cosine": float(min(1.0 if (alone == beside).all() else cosines(alone, beside).min()
+                                    for alone, beside in pairs))}
 
     def do_tokens(self, texts: dict[str, list[str]]) -> Answer:
         """Mean token count of each list of texts by the subject's own tokenizer; None where it has none of ours."""

@@ -100,3 +100,13 @@ def test_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                         "3,101 |")
     assert lines[5].startswith("| model2vec (model2vec 0.10.0) | 23.2 | - | - | 1.000000 | - |")
     assert lines[-1].endswith("medians of 5 rounds. Left out: fastembed (no network).")
+
+
+def test_a_vector_of_zeros_does_not_depend_on_its_neighbours() -> None:
+    from distilface.benchmarking.worker import Session
+
+    session = Session()
+    session.encoder = engines.Peer(lambda texts: [[float(len(text.split())), 0.0] for text in texts])
+    assert session.do_batch_dependence() == {"cosine": 1.0}
+    session.encoder = engines.Peer(lambda texts: [[1.0, float(len(texts))] for _ in texts])
+    assert session.do_batch_dependence()["cosine"] == pytest.approx(3 / 10**0.5)
