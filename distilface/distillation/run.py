@@ -31,15 +31,15 @@ def distill(config: DistillConfig, out: Path, resume: bool = False, overwrite: b
     configuration is distill_config.yaml, the history distill_log.json. A projection serves training only.
     """
     known = identity(config.teacher)
-    task = Task("distill", "student", partial(load_student, config.student, config.train.device),
+    task = Task("distill", "student", partial(load_student, config.student),
                 partial(_objective, config, known, progress), views=2 if config.loss.contrastive else 1,
                 keep_texts=True, identity={"teacher": known}, on_evaluation=on_evaluation)
     return fit(config, task, out, resume, overwrite, progress)
 
 
-def load_student(student: StudentConfig, device: str = "auto") -> SentenceEncoder:
+def load_student(student: StudentConfig) -> SentenceEncoder:
     """The student before training: its layers dropped, everything else kept."""
-    encoder = load_encoder(student, device)
+    encoder = load_encoder(student)
     if student.layers is None and student.keep_layers is None:
         return encoder
     drop_layers(encoder.backbone, choose_layers(encoder.num_layers, student.keep_layers, student.layers))

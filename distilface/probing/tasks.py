@@ -68,7 +68,7 @@ def build_task(config: ProbeConfig, encoder: SentenceEncoder) -> ProbeTask:
 
 def prepared(config: ProbeConfig, cell: Cell) -> SentenceEncoder:
     """The encoder that a cell starts from."""
-    encoder = load_encoder(config.model, config.train.device)
+    encoder = load_encoder(config.model)
     if cell.order is not None:
         permute(encoder.backbone, cell.order)
     if cell.reinitialised:

@@ -30,7 +30,7 @@ from distilface.training.batches import BatchPlan, MicroBatches
 from distilface.training.config import LoopConfig, ModelConfig, RunConfig, TrainConfig
 from distilface.training.distributed import barrier
 from distilface.training.objective import ContrastiveObjective, Objective
-from distilface.training.precision import resolve_device, resolve_precision
+from distilface.training.precision import resolve_precision
 from distilface.training.progress import ProgressBar, TensorBoard
 from distilface.training.resume import RUN_FILE, check_same_run, enter
 from distilface.training.token_cache import load_data
@@ -119,19 +119,14 @@ def train(config: TrainConfig, out: Path, resume: bool = False, overwrite: bool 
         GateError: when the loss or the weights become NaN or infinite; the last good checkpoint stays in the work
             folder.
     """
-    return fit(config, Task("train", "model", partial(load_encoder, config.model, config.train.device),
+    return fit(config, Task("train", "model", partial(load_encoder, config.model),
                             lambda encoder, texts: ContrastiveObjective(config.loss), on_evaluation=on_evaluation),
                out, resume, overwrite, progress)
 
 
-def load_encoder(model: ModelConfig, device: str = "auto") -> SentenceEncoder:
-    """The encoder that a configuration describes, its dropout set, with the attention that trains fastest there.
-
-    Plain attention on a CPU: on texts as short as sentences, torch's fused attention makes a step there longer, without
-    dropout by half.
-    """
-    attention = "eager" if resolve_device(device) == "cpu" else None
-    encoder = SentenceEncoder.load(model.name, model.pooling, model.max_seq_length, model.head, attention,
+def load_encoder(model: ModelConfig) -> SentenceEncoder:
+    """The encoder that a configuration describes, its dropout set."""
+    encoder = SentenceEncoder.load(model.name, model.pooling, model.max_seq_length, model.head,
                                    revision=model.revision, pooling_options=model.pooling_options, new_pooler=True)
     if model.dropout is not None:
         for module in encoder.modules():
