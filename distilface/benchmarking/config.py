@@ -38,6 +38,7 @@ class BenchConfig(StrictModel):
         groups: file of texts that mean the same, a row each: retrieval (recall at 1 and 10); ``last_groups``: only the
             last so many of its rows.
         thread_sweep: throughput is measured with each of these thread counts, too.
+        roofline: measure the fastest products of this processor, and what fraction of that each bundle reaches.
         bootstrap: resamples behind the interval of each STS difference; 0 leaves the interval out.
         settle_seconds: pause before a turn, so that the other process's spinning threads have gone to sleep.
     """
@@ -58,6 +59,7 @@ class BenchConfig(StrictModel):
     groups: Path | None = None
     last_groups: int | None = Field(default=None, ge=1)
     thread_sweep: tuple[int, ...] = ()
+    roofline: bool = False
     bootstrap: int = Field(default=500, ge=0)
     settle_seconds: float = Field(default=0.05, ge=0)
     seed: int = 0
@@ -74,4 +76,6 @@ class BenchConfig(StrictModel):
             raise ValueError(f"lengths holds {min(self.lengths)}; a text of fewer than 4 tokens has no room for words")
         if self.last_groups is not None and self.groups is None:
             raise ValueError(f"last_groups is {self.last_groups}, but groups is not set; give --groups FILE, too")
+        if self.roofline and self.target != "cpu":
+            raise ValueError(f"roofline measures the processor, and target is {self.target}; use --target cpu")
         return self

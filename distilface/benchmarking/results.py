@@ -16,7 +16,7 @@ from distilface.errors import UserError
 from distilface.machine import Disturbance, MachineFacts
 
 SCHEMA_VERSION = 2
-"""2: retrieval, threads of a throughput row, energy."""
+"""2: retrieval, threads of a throughput row, energy, roofline."""
 
 
 class Spread(StrictModel):
@@ -117,6 +117,22 @@ class Retrieval(StrictModel):
     change10: float | None = None
 
 
+class Roofline(StrictModel):
+    """How near throughput comes to the limit of the processor's arithmetic.
+
+    Attributes:
+        precision: of the products: ``int8`` or ``fp32``, in which weight-only and half-precision graphs multiply, too.
+        needed: 10^9 multiply-adds for 1,000 sentences, padding not counted.
+        reached: 10^9 multiply-adds a second; ``peak``: of one large product; ``fraction``: reached / peak.
+    """
+
+    precision: Literal["fp32", "int8"]
+    needed: float
+    reached: float
+    peak: float
+    fraction: float
+
+
 class SubjectResult(StrictModel):
     """Everything measured of one subject; a value that could not be measured is None and ``notes`` says why.
 
@@ -155,6 +171,7 @@ class SubjectResult(StrictModel):
     cosine: Cosine | None
     sts: StsResult | None
     retrieval: Retrieval | None = None
+    roofline: Roofline | None = None
     size_gain: float | None = None
     zip_gain: float | None = None
     load_gain: float | None = None
@@ -176,7 +193,10 @@ class SubjectResult(StrictModel):
 
 
 class BenchReport(StrictModel):
-    """One run: the subjects side by side, on one machine, from one command."""
+    """One run: the subjects side by side, on one machine, from one command.
+
+    ``peaks``: 10^9 multiply-adds a second of a large product by precision; empty where it was not measured.
+    """
 
     schema_version: Literal[1, 2] = 2
     kind: Literal["distilface-bench"] = "distilface-bench"
@@ -192,6 +212,7 @@ class BenchReport(StrictModel):
     mean_tokens: float
     sts_source: str | None
     groups_source: str | None = None
+    peaks: dict[str, float] = Field(default_factory=dict)
     short_tokens: int
     long_tokens: int
     baseline: str

@@ -22,7 +22,8 @@ from distilface.benchmarking.assemble import Plan, Samples, assemble
 from distilface.benchmarking.client import Worker
 from distilface.benchmarking.config import BenchConfig
 from distilface.benchmarking.energy import EnergyMeter
-from distilface.benchmarking.results import BenchReport
+from distilface.benchmarking.results import BenchReport, SubjectResult
+from distilface.benchmarking.roofline import measure_peaks, roofline, work_of
 from distilface.benchmarking.subjects import BUNDLE_BACKENDS, Subject, check_target, static_facts, with_unique_names
 from distilface.benchmarking.texts import RealTexts, length_grid, real_texts, texts_of_length, token_counter
 from distilface.errors import GateError
@@ -86,6 +87,7 @@ class _Run:
         with ThreadPoolExecutor(machine.cores_usable) as pool:
             facts = list(pool.map(static_facts, self.subjects))  # mostly zlib, which releases the interpreter lock
         self.samples = {one.name: Samples(found) for one, found in zip(self.subjects, facts, strict=True)}
+        peaks = self._peaks(threads)
         watch = LoadWatch()
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="distilface-bench-")))
         with ExitStack() as processes:
@@ -104,6 +106,8 @@ class _Run:
             groups=groups, group_texts=grouped, config=config,
         )
         results, notes = assemble(plan, self.samples, self.progress)
+        if peaks:
+            results = self._rooflines(results, count(texts.sentences), peaks)
         return BenchReport(
             distilface_version=__version__, created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             command=self.command, target=config.target, threads=threads, rounds=config.rounds,
@@ -112,8 +116,33 @@ class _Run:
             sts_source=str(config.sts) if config.sts is not None else None,
             groups_source=str(config.groups) if config.groups is not None else None, short_tokens=short,
             long_tokens=long, baseline=baseline.name, machine=machine, disturbance=disturbance, subjects=results,
-            notes=notes,
+            notes=notes, peaks=peaks,
         )
+
+    def _peaks(self, threads: int) -> dict[str, float]:
+        if not self.config.roofline:
+            return {}
+        self.progress("measuring peaks", 0, 1)
+        return measure_peaks(threads)
+
+    def _rooflines(self, results: tuple[SubjectResult, ...], lengths: Sequence[int],
+                   peaks: dict[str, float]) -> tuple[SubjectResult, ...]:
+        """Of what runs a graph of a bundle that still has its float32 graph to count."""
+        from distilface.artifact import Bundle
+
+        found, limit = [], self.config.max_seq_length
+        for subject, result in zip(self.subjects, results, strict=True):
+            bundle = Bundle.open(subject.folder) if subject.folder and subject.backend in BUNDLE_BACKENDS else None
+            if bundle is None or "fp32" not in bundle.variant_names:
+                found.append(result)
+                continue
+            manifest = bundle.manifest
+            work = work_of(bundle.graph("fp32"), manifest.num_layers, manifest.hidden_size)
+            longest = min(manifest.max_seq_length, limit or manifest.max_seq_length)
+            best = result.best_throughput.sentences_per_second.median
+            found.append(result.model_copy(update={"roofline": roofline(
+                result.kind, work, [min(length, longest) for length in lengths], len(lengths) / best, peaks)}))
+        return tuple(found)
 
     def _start(self, processes: ExitStack, threads: int) -> None:
         """Start every subject ``load_repeats`` times, in turn; the last process of each stays."""

@@ -157,6 +157,7 @@ def bench(
     threads: Annotated[Number, typer.Option("--threads", help="Default: what this process may use.")] = None,
     thread_sweep: Annotated[Text, typer.Option("--thread-sweep", help="Throughput with these, too: 1,2,4.")] = None,
     batch_tokens: Annotated[Text, typer.Option("--batch-tokens", help="Throughput at each: 256,512,2048.")] = None,
+    roofline: Annotated[bool, typer.Option("--roofline", help="Also the fraction of the processor's limit.")] = False,
     npm: Annotated[File, typer.Option("--npm-folder", help="For web: holds node_modules; default, here.")] = None,
     compare: Annotated[File, typer.Option("--compare", help="An older report.json.")] = None,
     fail_on: Annotated[Optional[list[str]], typer.Option(  # noqa: UP045
@@ -186,7 +187,7 @@ def bench(
     old = BenchReport.from_json(_read(compare), str(compare)) if compare is not None else None
     overrides: dict[str, Any] = {
         "target": target, "sts": sts, "texts": texts, "threads": threads, "npm_folder": npm, "groups": groups,
-        "last_groups": last,
+        "last_groups": last, "roofline": roofline or None,
         "thread_sweep": None if thread_sweep is None else numbers(thread_sweep, "--thread-sweep"),
         "batch_tokens": None if batch_tokens is None else numbers(batch_tokens, "--batch-tokens")}
     if quick:

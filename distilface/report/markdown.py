@@ -20,7 +20,8 @@ def to_markdown(report: BenchReport, comparison: Comparison | None = None) -> st
     warnings = [*report.disturbance.warnings, *report.notes]
     parts += [f"> **Warning:** {_escape(warning)}" for warning in warnings]
     found = (tables.summary_table(report), tables.latency_table(report), tables.throughput_table(report),
-             tables.startup_table(report), tables.sts_table(report), tables.retrieval_table(report))
+             tables.startup_table(report), tables.sts_table(report), tables.retrieval_table(report),
+             tables.roofline_table(report))
     parts += [_table(table) for table in found if table is not None]
     notes = [f"- {_escape(result.name)}: {_escape(note)}" for result in report.subjects for note in result.notes]
     if notes:

@@ -32,6 +32,10 @@ def to_html(report: BenchReport, comparison: Comparison | None = None) -> str:
     retrieval = tables.retrieval_table(report)
     if retrieval is not None:
         parts.append(_table(retrieval, "Nearest by cosine among the texts of all groups, the text itself left out."))
+    roofline = tables.roofline_table(report)
+    if roofline is not None:
+        parts.append(_table(roofline, "The products the model needs for these sentences, padding not counted, against "
+                                      "the fastest product of that precision measured on this processor."))
     parts += [_notes(report), _comparison(comparison), _machine(report)]
     return (f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
             f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'

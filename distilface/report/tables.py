@@ -158,6 +158,19 @@ def sts_table(report: BenchReport) -> Table | None:
                  ("subject", *map(text.set_name, sets), *average), tuple(rows))
 
 
+def roofline_table(report: BenchReport) -> Table | None:
+    """What each bundle reaches of the processor's arithmetic; None where it was not measured."""
+    found = [(result.name, result.roofline) for result in report.subjects if result.roofline is not None]
+    if not found:
+        return None
+    peaks = ", ".join(f"{name} {text.significant(peak)}" for name, peak in report.peaks.items())
+    rows = tuple((Cell(name), Cell(item.precision), Cell(text.significant(item.needed)),
+                  Cell(text.significant(item.reached)), Cell(text.significant(item.peak)), Cell(f"{item.fraction:.0%}"))
+                 for name, item in found)
+    return Table(f"Roofline: 10⁹ multiply-adds a second; large products reach {peaks}",
+                 ("subject", "products", "needed for 1,000", "reached", "limit", "fraction"), rows)
+
+
 def machine_rows(report: BenchReport) -> list[tuple[str, str]]:
     """Facts of the machine and the run as label and value."""
     facts, seen = report.machine, report.disturbance

@@ -71,6 +71,15 @@ def test_retrieval_and_threads(tmp_path: Path) -> None:
         bench([fake("fast")], config.model_copy(update={"last_groups": 9}))
 
 
+def test_a_bundle_has_a_roofline(tiny_bundle: Path) -> None:
+    found = bench(find_subjects(tiny_bundle, "fp32"), QUICK.model_copy(update={"roofline": True, "threads": 1}))
+    (result,) = found.subjects
+    assert result.roofline is not None and result.roofline.precision == "fp32"
+    assert 0 < result.roofline.fraction < 1 and result.roofline.peak == found.peaks["fp32"]
+    # At least two tokens a text, each with all weights; at most the model's 64.
+    assert 1000 * 2 * 24576 < result.roofline.needed * 1e9 < 1000 * 64 * (24576 + 64 * 128)
+
+
 def test_errors_of_a_worker_reach_the_user() -> None:
     with pytest.raises(WorkerError, match=r"dies: .*ended with code 7 during 'load'; last line: the allocator gave up"):
         bench([fake("dies")], QUICK)
