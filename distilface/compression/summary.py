@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import csv
-import io
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
 
 from distilface.artifact import atomic_file
 from distilface.compression.budget import Budget
 from distilface.compression.points import Point
-from distilface.report.plots import PALETTE
+from distilface.report.figure import PALETTE, SOFT, png, room, style
 
 TABLE, PAGE, PLOT = "points.csv", "search.md", "front.png"
 HEADER = ("graph", "MB", "dev Spearman", "points lost (95 %)", "ms a text", "words", "layers", "MatMuls on integers",
           "batch-invariant")
 _COLUMNS = ("slug", "words", "variant", "size", "folder", "rows", "layers", "dev", "drop", "drop_low", "drop_high",
             "latency", "batch_invariant", "integer_matmuls", "matmuls")
-_INK, _SOFT, _GRID = "#1d2733", "#8c96a0", "#d9dfe5"
 
 
 def cells(point: Point) -> tuple[str, ...]:
@@ -77,10 +74,7 @@ def plot(budget: Budget, reference: float, points: Sequence[Point], front: Seque
     import matplotlib
     from matplotlib.figure import Figure
 
-    style = {"font.family": "sans-serif", "font.size": 11, "axes.edgecolor": _GRID, "text.color": _INK,
-             "axes.labelcolor": _INK, "xtick.color": _INK, "ytick.color": _INK, "axes.spines.top": False,
-             "axes.spines.right": False, "legend.frameon": False, "axes.grid": True, "grid.color": _GRID}
-    with matplotlib.rc_context(style):
+    with matplotlib.rc_context(style()):
         figure = Figure(figsize=(7.2, 4.6), layout="constrained")
         axes = figure.subplots()
         axes.set_xscale("log")
@@ -89,9 +83,9 @@ def plot(budget: Budget, reference: float, points: Sequence[Point], front: Seque
         axes.scatter([point.size / 1e6 for point in points], [point.dev for point in points], s=34, color=PALETTE[0],
                      alpha=0.7, linewidths=0, label="measured", zorder=3)
         if budget.size is not None:
-            axes.axvline(budget.size / 1e6, color=_SOFT, linestyle="--", linewidth=1.2, label="size limit")
+            axes.axvline(budget.size / 1e6, color=SOFT, linestyle="--", linewidth=1.2, label="size limit")
         if budget.drop is not None:
-            axes.axhline(reference - budget.drop, color=_SOFT, linestyle=":", linewidth=1.4, label="loss limit")
+            axes.axhline(reference - budget.drop, color=SOFT, linestyle=":", linewidth=1.4, label="loss limit")
         if best is not None:
             axes.scatter([best.size / 1e6], [best.dev], s=140, facecolors="none", edgecolors=PALETTE[1], linewidths=2,
                          label="best", zorder=4)
@@ -102,9 +96,6 @@ def plot(budget: Budget, reference: float, points: Sequence[Point], front: Seque
         axes.minorticks_off()
         axes.set_xlabel("graph, MB")
         axes.set_ylabel("dev Spearman × 100")
-        middle, half = fmean(axes.get_ylim()), max(0.5, (axes.get_ylim()[1] - axes.get_ylim()[0]) / 2)
-        axes.set_ylim(middle - half, middle + half)  # never less than a point across: noise must not look like a cliff
+        room(axes)
         figure.legend(loc="outside lower left", ncols=5, fontsize=10, handletextpad=0.5, columnspacing=1.2)
-        stream = io.BytesIO()
-        figure.savefig(stream, format="png", dpi=150, metadata={"Software": None})
-    return stream.getvalue()
+        return png(figure)

@@ -9,11 +9,8 @@ from typing import Any
 from distilface.probing.config import ProbeConfig
 from distilface.probing.ranking import RankedLayer
 from distilface.probing.results import Summary
-from distilface.report.plots import PALETTE
+from distilface.report.figure import DPI, PALETTE, style
 
-_STYLE = {"font.size": 11, "axes.grid": True, "axes.axisbelow": True, "grid.color": "#d9dfe5", "axes.spines.top": False,
-          "axes.spines.right": False, "legend.frameon": False, "xtick.major.size": 0, "ytick.major.size": 0,
-          "svg.hashsalt": "distilface-probe"}
 _METRICS = {"spearman": "STS Spearman x 100", "accuracy": "accuracy, %", "matthews": "Matthews correlation x 100"}
 _PANEL = (5.4, 4.2)  # inches
 
@@ -121,12 +118,12 @@ def _save(folder: Path, name: str, panels: int, paint: Callable[[Sequence[Any]],
     import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context({**style(), "svg.hashsalt": "distilface-probe"}):
         figure = Figure(figsize=(_PANEL[0] * panels, _PANEL[1]), layout="constrained")
         axes = figure.subplots(1, panels, squeeze=False, sharey=True)[0]
         paint(axes)
         handles, labels = axes[0].get_legend_handles_labels()
         if any(labels):
             figure.legend(handles, labels, loc="outside lower center", ncols=2 if panels == 1 else 4)
-        figure.savefig(folder / f"{name}.png", dpi=150)
+        figure.savefig(folder / f"{name}.png", dpi=DPI)
         figure.savefig(folder / f"{name}.svg", metadata={"Date": None})

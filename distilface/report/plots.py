@@ -10,24 +10,19 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from distilface.benchmarking.results import BenchReport, SubjectResult
+from distilface.report.figure import PALETTE, WIDTH, style
 from distilface.report.text import MEGABYTE, set_name, significant
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe & Ito's colours, which differ for colour-blind readers too, less the yellow that fades on white.
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#7F6FC0", "#8C8C8C")
 # Placeholders that become the page's own colours.
 _INK, _GRID = "#010203", "#040506"
 _COLOURS = {_INK: "currentColor", _GRID: "var(--rule)"}
 _STYLE = {
-    "svg.fonttype": "none", "font.family": "sans-serif", "font.size": 11, "axes.edgecolor": _GRID,
-    "axes.labelcolor": _INK, "text.color": _INK, "xtick.color": _INK, "ytick.color": _INK, "grid.color": _GRID,
-    "axes.grid": True, "axes.axisbelow": True, "grid.linewidth": 0.8, "axes.spines.top": False,
-    "axes.spines.right": False, "legend.frameon": False, "figure.facecolor": "none", "axes.facecolor": "none",
-    "savefig.facecolor": "none", "xtick.major.size": 0, "ytick.major.size": 0,
+    **style(_INK, _GRID), "svg.fonttype": "none", "figure.facecolor": "none", "axes.facecolor": "none",
+    "savefig.facecolor": "none",
 }
-WIDTH = 6.4
 
 
 @dataclass(frozen=True)

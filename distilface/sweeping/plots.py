@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from distilface.report.plots import PALETTE
+from distilface.report.figure import PALETTE, SOFT, WIDTH, png, room, style
 from distilface.sweeping.config import SweepConfig, describe
 from distilface.sweeping.results import Row, best_row
 from distilface.sweeping.space import Choices, Range, Values, is_number
 
-_INK, _SOFT, _GRID = "#1d2733", "#8c96a0", "#d9dfe5"
-_STYLE = {
-    "font.family": "sans-serif", "font.size": 11, "axes.edgecolor": _GRID, "axes.labelcolor": _INK, "text.color": _INK,
-    "xtick.color": _INK, "ytick.color": _INK, "grid.color": _GRID, "axes.grid": True, "axes.axisbelow": True,
-    "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False, "xtick.major.size": 0,
-    "ytick.major.size": 0, "axes.titlesize": 12, "axes.titleweight": "bold", "axes.titlelocation": "left",
-}
-_WIDTH, _DPI = 6.4, 150
 _SCORE = "dev Spearman × 100"
 _NAMED = 5
 """Curves that are told apart by colour; the others are grey."""
@@ -68,13 +59,13 @@ def _steps(rows: Sequence[Row], best: Row) -> Plot:
         for row in order:
             steps, scores = _mean_curve(row)
             place = named.get(row.index)
-            colour = _SOFT if place is None else PALETTE[place]
+            colour = SOFT if place is None else PALETTE[place]
             shown = None if place is None else f"trial {row.index}: {row.score:.2f}"
             axes.plot(steps, scores, color=colour, linewidth=2.4 if place == 0 else 1.6 if place is not None else 1.0,
                       alpha=0.6 if place is None else 1.0, marker="o" if len(steps) < 20 else None, markersize=3.5,
                       label=shown)
             if row.state == "pruned":
-                axes.plot(steps[-1:], scores[-1:], "x", color=_SOFT, markersize=7, markeredgewidth=1.6)
+                axes.plot(steps[-1:], scores[-1:], "x", color=SOFT, markersize=7, markeredgewidth=1.6)
         axes.set_xlabel("step")
         axes.set_ylabel(_SCORE)
         handles, labels = axes.get_legend_handles_labels()
@@ -112,7 +103,7 @@ def _numbers(name: str, key: str, values: Values, rows: Sequence[Row], best: Row
             axes.minorticks_off()
         axes.set_xlabel(key)
         axes.set_ylabel(_SCORE)
-        _room(axes, [score for _, score in done])
+        room(axes)
         _legend(axes)
 
     tried = [at for at, _ in done]
@@ -137,7 +128,7 @@ def _words(name: str, key: str, values: Choices, rows: Sequence[Row], best: Row)
         axes.set_yticks(range(len(order)), order)
         axes.set_ylim(-0.6, len(order) - 0.4)
         axes.set_xlabel(_SCORE)
-        _room(axes, [score for _, score in done], "x")
+        room(axes, "x")
         _legend(axes)
 
     words = ", ".join(f"{text}: " + ("none complete" if peaks[text] is None else f"{peaks[text]:.2f}")
@@ -149,21 +140,12 @@ def _words(name: str, key: str, values: Choices, rows: Sequence[Row], best: Row)
 def _dots(axes: Any, done: Sequence[tuple[Any, Any]], pruned: Sequence[tuple[Any, Any]],
           best: tuple[Any, Any]) -> None:
     if pruned:
-        axes.scatter(*zip(*pruned, strict=True), s=26, marker="x", color=_SOFT, linewidths=1.4, zorder=3,
+        axes.scatter(*zip(*pruned, strict=True), s=26, marker="x", color=SOFT, linewidths=1.4, zorder=3,
                      label="pruned, best so far")
     axes.scatter(*zip(*done, strict=True), s=34, color=PALETTE[0], alpha=0.75, linewidths=0, zorder=4,
                  label="complete trial")
     axes.scatter([best[0]], [best[1]], s=130, facecolors="none", edgecolors=PALETTE[1], linewidths=2, zorder=5,
                  label="best trial")
-
-
-def _room(axes: Any, scores: Sequence[float], axis: str = "y") -> None:
-    """Never less than a point of Spearman across: noise must not look like a cliff."""
-    low, high = (axes.get_ylim if axis == "y" else axes.get_xlim)()
-    missing = 1.0 - (high - low)
-    if missing > 0:
-        (axes.set_ylim if axis == "y" else axes.set_xlim)(low - missing / 2, high + missing / 2)
-    axes.ticklabel_format(axis=axis, useOffset=False)
 
 
 def _legend(axes: Any) -> None:
@@ -179,11 +161,9 @@ def _plot(name: str, title: str, alt: str, draw: Callable[[Any], None], height: 
     import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+    with matplotlib.rc_context(style()):
+        figure = Figure(figsize=(WIDTH, height), layout="constrained")
         axes = figure.subplots()
         axes.set_title(title)
         draw(axes)
-        stream = io.BytesIO()
-        figure.savefig(stream, format="png", dpi=_DPI, metadata={"Software": None})
-    return Plot(name, title, alt, stream.getvalue())
+        return Plot(name, title, alt, png(figure))
