@@ -11,7 +11,7 @@ from typing import Any
 
 from distilface.artifact import atomic_file
 from distilface.errors import UserError
-from distilface.evaluation import evaluate_sts
+from distilface.evaluation import STS_SETS, evaluate_sts, load_sts
 from distilface.machine import machine_facts
 from distilface.protocol import SentenceVectors
 from distilface.tokenizer import write_json
@@ -25,6 +25,18 @@ def folder(path: str, what: str) -> Path:
     if not found.is_dir():
         raise UserError(f"{what} {path!r} does not exist; see benchmarks/README.md for what it must hold")
     return found
+
+
+def distinct_sentences(senteval: Path) -> list[str]:
+    """The sentences of the seven sets, each once."""
+    pairs = [subset for item in load_sts(senteval, STS_SETS) for subset in item.subsets]
+    return list(dict.fromkeys(text for subset in pairs for text in (*subset.sentences1, *subset.sentences2)))
+
+
+def sample_sentences(senteval: Path, count: int) -> list[str]:
+    """``count`` of the seven sets' distinct sentences, evenly spread over them."""
+    sentences = [text for text in distinct_sentences(senteval) if text.strip()]
+    return sentences[:: max(1, len(sentences) // count)][:count]
 
 
 def scores(encoder: SentenceVectors, data: Path) -> dict[str, Any]:

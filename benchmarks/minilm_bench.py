@@ -11,7 +11,7 @@ import tempfile
 from itertools import islice
 from pathlib import Path
 
-from benchmarks.common import folder, write_result
+from benchmarks.common import folder, sample_sentences, write_result
 from distilface.benchmarking import BenchConfig, bench, find_subjects
 from distilface.data import iter_texts
 from distilface.exporter import export
@@ -33,7 +33,7 @@ def main() -> None:
         quantize(bundle, "dynamic", texts)
         quantize(bundle, "static", texts)
         sample = Path(work) / "sts_sentences.txt"
-        sample.write_text("\n".join(_sts_sentences(data)), encoding="utf-8")
+        sample.write_text("\n".join(sample_sentences(data / "senteval", 1000)), encoding="utf-8")
         report = bench(find_subjects(bundle), BenchConfig(texts=sample, text_count=1000), command="minilm_bench")
         if arguments.report:
             write_report(report, arguments.report)
@@ -42,12 +42,6 @@ def main() -> None:
         subject["model"] = "minilm"  # the bundle lay in a temporary folder
     values["text_source"] = "1,000 distinct sentences of the STS sets"
     print(write_result("minilm_bench", {"report": values}))
-
-
-def _sts_sentences(data: Path) -> list[str]:
-    from benchmarks.minilm_sts import distinct_sentences
-
-    return [text for text in distinct_sentences(data / "senteval") if text.strip()][::26][:1000]
 
 
 if __name__ == "__main__":

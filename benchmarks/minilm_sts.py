@@ -14,9 +14,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import folder, scores, write_result
+from benchmarks.common import distinct_sentences, folder, scores, write_result
 from distilface.data import iter_texts
-from distilface.evaluation import STS_SETS, load_sts
+from distilface.evaluation.vectors import KnownVectors
 from distilface.exporter import export
 from distilface.loading import MINILM, load_any
 from distilface.parity import batch_dependence, cosines
@@ -58,26 +58,9 @@ def measured(bundle: Path, variant: str, sentences: Sequence[str], exact: Vector
     encoder = Encoder.load(bundle, variant)
     vectors = encoder.encode(sentences)
     near = cosines(vectors, exact)
-    return scores(Known(sentences, vectors), data) | {
+    return scores(KnownVectors(sentences, vectors), data) | {
         "megabytes": encoder.graph.stat().st_size / 1e6, "minimum_cosine": float(near.min()),
         "mean_cosine": float(near.mean()), "sentences": len(near), "batch_dependence": batch_dependence(encoder)}
-
-
-class Known:
-    """Vectors that were computed before, by text."""
-
-    def __init__(self, texts: Sequence[str], vectors: Vectors) -> None:
-        self.rows = {text: index for index, text in enumerate(texts)}
-        self.vectors = vectors
-
-    def encode(self, texts: Sequence[str]) -> Vectors:
-        return self.vectors[[self.rows[text] for text in texts]]
-
-
-def distinct_sentences(senteval: Path) -> list[str]:
-    """The sentences of the seven sets, each once."""
-    pairs = [subset for item in load_sts(senteval, STS_SETS) for subset in item.subsets]
-    return list(dict.fromkeys(text for subset in pairs for text in (*subset.sentences1, *subset.sentences2)))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from distilface.errors import GateError, UserError
+from distilface.errors import GateError, UserError, first_fault
 from distilface.loading import sha256_of
 from distilface.tokenizer import write_json
 
@@ -376,6 +376,4 @@ def validated(model: type[Model], values: dict[str, Any], folder: Path, subject:
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise UserError(f"{str(folder / MANIFEST)!r} is damaged at {where}: {first['msg']}; {remedy}") from None
+        raise UserError(f"{str(folder / MANIFEST)!r} is damaged at {first_fault(error)}; {remedy}") from None

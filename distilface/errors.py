@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import importlib
 from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 INSTALL = "pip install 'distilface[{extra}]'"
 
@@ -27,6 +31,12 @@ class GateError(DistilfaceError):
     """The work was done and its result is not good enough to ship. Exit code 1."""
 
     exit_code = 1
+
+
+def first_fault(error: ValidationError) -> str:
+    """Where the first value that does not fit stands, and why: ``subjects.0.size: Input should be ...``."""
+    first = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
 def require(module: str, extra: str, purpose: str) -> ModuleType:

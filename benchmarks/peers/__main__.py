@@ -18,7 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import RESULTS, command_line, folder, write_result
+from benchmarks.common import RESULTS, command_line, folder, sample_sentences, write_result
 from benchmarks.environments import ROOT
 from benchmarks.peers.making import Maker, Tried, peers_named, versions_and_kernels
 from distilface.artifact import Bundle
@@ -88,12 +88,8 @@ def bundled(folder: Path, texts: list[str]) -> Path:
 
 def measured(arguments: argparse.Namespace, tried: list[Tried], data: Path, threads: int) -> dict[str, Any]:
     """The report of one run of all subjects, which lies as a page in ``--out``, too."""
-    from benchmarks.minilm_sts import distinct_sentences
-
     sample = arguments.out / "texts.txt"
-    sentences = [text for text in distinct_sentences(data / "senteval") if text.strip()]
-    step = max(1, len(sentences) // arguments.text_count)
-    sample.write_text("\n".join(sentences[::step][:arguments.text_count]), encoding="utf-8")
+    sample.write_text("\n".join(sample_sentences(data / "senteval", arguments.text_count)), encoding="utf-8")
     config = BenchConfig(texts=sample, text_count=arguments.text_count, threads=threads, rounds=arguments.rounds,
                          sts=arguments.sts or data / "senteval", lengths=(16, 64, 128),
                          load_repeats=min(3, arguments.rounds))

@@ -35,7 +35,8 @@ CHUNK = 1000
 """Texts a message: the vectors of all at once would be one string of many megabytes."""
 START_SECONDS, TASK_SECONDS, POLL_SECONDS = 60, 1800, 5
 _PAGE = Path(__file__).parent / "page.js"
-_TYPES = {".js": "text/javascript", ".mjs": "text/javascript", ".wasm": "application/wasm", ".json": "application/json"}
+_TYPES = {".js": "text/javascript", ".mjs": "text/javascript", ".wasm": "application/wasm", ".json": "application/json",
+          ".html": "text/html"}
 
 
 def find_browser() -> str:
@@ -215,8 +216,7 @@ def _handler(page: Page, bundle: Path, packages: Path) -> type[BaseHTTPRequestHa
 
         def _send(self, body: bytes, suffix: str) -> None:
             self.send_response(200)
-            self.send_header("content-type", _TYPES.get(suffix, "text/html" if suffix == ".html" else
-                                                        "application/octet-stream"))
+            self.send_header("content-type", _TYPES.get(suffix, "application/octet-stream"))
             self.send_header("content-length", str(len(body)))
             # What a page needs to have threads (SharedArrayBuffer) and exact clocks.
             self.send_header("cross-origin-opener-policy", "same-origin")

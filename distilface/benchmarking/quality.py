@@ -90,23 +90,13 @@ def retrieval_result(vectors: Vectors, texts: Sequence[str], groups: Sequence[Se
                      baseline: Retrieval | None) -> Retrieval:
     """Recall from ``vectors`` ``[len(texts), dim]``."""
     from distilface.evaluation import group_recall
+    from distilface.evaluation.vectors import KnownVectors
 
-    found = {k: 100 * share for k, share in group_recall(_Known(texts, vectors), groups).items()}
+    found = {k: 100 * share for k, share in group_recall(KnownVectors(texts, vectors), groups).items()}
     made = Retrieval(groups=len(groups), recall1=found[1], recall10=found[10])
     if baseline is None:
         return made
     return made.model_copy(update={"change1": found[1] - baseline.recall1, "change10": found[10] - baseline.recall10})
-
-
-class _Known:
-    """Vectors that a worker has written, by text."""
-
-    def __init__(self, texts: Sequence[str], vectors: Vectors) -> None:
-        self.rows = {text: index for index, text in enumerate(texts)}
-        self.vectors = vectors
-
-    def encode(self, texts: Sequence[str]) -> Vectors:
-        return self.vectors[[self.rows[text] for text in texts]]
 
 
 def load_groups(source: Path, last: int | None) -> list[Sequence[str]]:

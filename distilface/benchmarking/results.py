@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from distilface.config import StrictModel
-from distilface.errors import UserError
+from distilface.errors import UserError, first_fault
 from distilface.machine import Disturbance, MachineFacts
 
 SCHEMA_VERSION = 2
@@ -262,9 +262,7 @@ class BenchReport(StrictModel):
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where = ".".join(map(str, first["loc"]))
-            raise UserError(f"{source} is damaged at {where}: {first['msg']}; run distilface bench again") from None
+            raise UserError(f"{source} is damaged at {first_fault(error)}; run distilface bench again") from None
 
     @classmethod
     def read(cls, file: str | Path) -> BenchReport:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import math
 import os
 import sys
 import time
@@ -19,6 +20,21 @@ from typing import Any, TextIO
 
 Answer = dict[str, Any]
 FEWEST_CALLS = 5
+
+
+def timed_calls(encode: Callable[[list[str]], Any], texts: Sequence[str], samples: int, warmup: int,
+                turn_seconds: float = math.inf) -> list[float]:
+    """Seconds of single-text calls, the texts taking turns, after ``warmup`` of them; fewer once the turn is over."""
+    for index in range(warmup):
+        encode([texts[index % len(texts)]])
+    seconds: list[float] = []
+    end = time.perf_counter() + turn_seconds
+    while len(seconds) < samples and (len(seconds) < FEWEST_CALLS or time.perf_counter() < end):
+        text = [texts[len(seconds) % len(texts)]]
+        start = time.perf_counter()
+        encode(text)
+        seconds.append(time.perf_counter() - start)
+    return seconds
 
 
 class Session:
@@ -51,16 +67,7 @@ class Session:
         if hasattr(self.encoder, "latency"):  # a browser has its own clock
             return self.encoder.latency(  # type: ignore[no-any-return]
                 texts=texts, samples=samples, turn_seconds=turn_seconds, warmup=warmup, fewest=FEWEST_CALLS)
-        for index in range(warmup):
-            self.encoder.encode([texts[index % len(texts)]])
-        seconds: list[float] = []
-        end = time.perf_counter() + turn_seconds
-        while len(seconds) < samples and (len(seconds) < FEWEST_CALLS or time.perf_counter() < end):
-            text = [texts[len(seconds) % len(texts)]]
-            start = time.perf_counter()
-            self.encoder.encode(text)
-            seconds.append(time.perf_counter() - start)
-        return {"seconds": seconds}
+        return {"seconds": timed_calls(self.encoder.encode, texts, samples, warmup, turn_seconds)}
 
     def do_throughput(self, texts: list[str], batch_tokens: int | None) -> Answer:
         """Seconds for one pass over ``texts``."""

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distilface.errors import require
-from distilface.lazy import loader
+from distilface.lazy import Need, loader
 
 if TYPE_CHECKING:
     from distilface.compression.budget import Budget
@@ -22,11 +21,9 @@ _HOME = {
     "compress": "distilface.compression.run",
 }
 
+_NEEDS = [
+    Need(("torch", "onnx", "scipy"), "export", "distilface compress"),
+    Need(("matplotlib",), "bench", "distilface compress"),
+]
 
-def _check(name: str) -> None:
-    if name != "Budget":
-        for module, extra in (("torch", "export"), ("onnx", "export"), ("scipy", "export"), ("matplotlib", "bench")):
-            require(module, extra, "distilface compress")
-
-
-__getattr__ = loader(__name__, _HOME, _check)
+__getattr__ = loader(__name__, _HOME, _NEEDS, without="distilface.compression.budget")

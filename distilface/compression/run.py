@@ -20,7 +20,7 @@ from distilface.compression.summary import write_summary
 from distilface.compression.workshop import Workshop
 from distilface.errors import GateError, UserError
 from distilface.evaluation import load_scored
-from distilface.loading import resolve_model, sha256_of
+from distilface.loading import hash_of, model_files, resolve_model, sha256_of
 from distilface.tokenizer import check_texts, write_json
 from distilface.verification import require_passed, verify
 
@@ -76,10 +76,10 @@ def compress(model: str | Path, out: str | Path, budget: Budget, data: str | Pat
     """
     say = progress or (lambda step: None)
     _check(model, modes, minutes)
-    resolved = resolve_model(model)
+    checkpoint = resolve_model(model)
     dev = load_scored(data)
     folder = _enter(Path(out), overwrite, [model, data, calibration, vocabulary], {
-        "model": _identity(resolved), "calibration": sha256_of(Path(calibration)),
+        "model": hash_of(checkpoint, model_files(checkpoint)), "calibration": sha256_of(Path(calibration)),
         "vocabulary": None if vocabulary is None else sha256_of(Path(vocabulary)),
         "dev": {"name": dev.name, "pairs": len(dev)}, "minutes": minutes})
     words = str(vocabulary or calibration)
@@ -133,12 +133,6 @@ def _enter(out: Path, overwrite: bool, sources: Sequence[Any], plan: dict[str, A
         with atomic_file(folder / PLAN) as temporary:
             write_json(temporary, plan)
     return out
-
-
-def _identity(folder: Path) -> dict[str, str]:
-    """The checkpoint's weights and configuration by content."""
-    names = ("config.json", "model.safetensors", "tokenizer.json")
-    return {name: sha256_of(folder / name) for name in names if (folder / name).is_file()}
 
 
 def _texts(calibration: str | Path) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from distilface.compression.budget import Budget
 from distilface.compression.points import Point, best
-from distilface.compression.space import COVERAGES, RECIPES, TOLERANCE, Base, Candidate, GraphParts
+from distilface.compression.space import RECIPES, TOLERANCE, Base, Candidate, GraphParts
 from distilface.compression.students import Lessons, depths, kept_layers, teach
 from distilface.compression.workshop import Workshop
 from distilface.errors import DistilfaceError
@@ -44,7 +44,7 @@ class Search:
     def run(self, minutes: float | None) -> None:
         """Measure everything worth it."""
         self._measured(Candidate(Base(), None))
-        whole = [Base(coverage) for coverage in COVERAGES if coverage in self.rows]
+        whole = [Base(coverage) for coverage in self.rows]
         for mode, tables in self._recipes():
             self._walk(whole, mode, tables)
         if minutes is not None:
@@ -98,7 +98,7 @@ class Search:
     def _mixed(self, candidate: Candidate) -> set[str]:
         """Let the nodes that hurt most stay float; the limits that are broken even so."""
         assert self.budget.drop is not None
-        base = next((point for point in self.points if point.slug == Candidate(candidate.base, None).slug), None)
+        base = self._measured(Candidate(candidate.base, None))
         allowed = round(self.budget.drop - (base.drop if base is not None else 0.0), 2)
         if allowed <= 0:
             return {"drop"}

@@ -115,10 +115,10 @@ def teach(workshop: Workshop, base: Base, lessons: Lessons, say: Say) -> None:
 def _config(workshop: Workshop, base: Base, texts: int, steps: int, evaluated: bool = True) -> Any:
     from distilface.distillation import DistillConfig
 
-    shrunk = workshop.shrunk(base, lambda stage: None)
+    shrunk = workshop.shrunk(base)
     student = SentenceEncoder.load(shrunk)
     return DistillConfig.model_validate({
-        "teacher": {"name": str(workshop.bundle(Base(), lambda stage: None).folder)},
+        "teacher": {"name": str(workshop.bundle(Base()).folder)},
         "student": {"name": str(shrunk), "dropout": 0.0},
         "loss": {"cosine": 1.0, "similarity": 1.0},
         "data": {"path": workshop.calibration, "kind": "sentences", "limit": texts},

@@ -47,9 +47,8 @@ def page(budget: Budget, reference: float, points: Sequence[Point], front: Seque
     limits = [*([f"at most {budget.size / 1e6:g} MB"] if budget.size is not None else []),
               *([f"at most {budget.drop:g} points lost"] if budget.drop is not None else []),
               *([f"at most {budget.latency:g} ms a text"] if budget.latency is not None else [])]
-    lines = ["# Search", "", f"Budget: {', '.join(limits)}; best is most {budget.preference}."
-             if budget.preference == "quality" else
-             f"Budget: {', '.join(limits)}; best is least {budget.preference}.", "",
+    much = "most" if budget.preference == "quality" else "least"
+    lines = ["# Search", "", f"Budget: {', '.join(limits)}; best is {much} {budget.preference}.", "",
              f"Chosen on dev pairs alone. The float32 model scores {reference:.2f} there. Latency: median of a single "
              "short text on this machine.", "",
              f"**Best: {best.words}**, in `best/`." if best is not None else "**Nothing keeps the budget.**", "",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import shutil
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distilface.artifact import Bundle
+from distilface.benchmarking.worker import timed_calls
 from distilface.compression.points import Point
 from distilface.compression.space import Base, Candidate, GraphParts
 from distilface.delivery import deliver
@@ -31,6 +31,10 @@ NO_LIMIT, NO_COSINE = 100.0, -1.0
 """Limits of `quantize` that let everything pass: the search is the judge."""
 
 Say = Callable[[str], None]
+
+
+def quiet(step: str) -> None:
+    """No progress wanted."""
 
 
 @dataclass
@@ -54,7 +58,7 @@ class Workshop:
     dev: StsPairs
     folder: Path
 
-    def bundle(self, base: Base, say: Say) -> Bundle:
+    def bundle(self, base: Base, say: Say = quiet) -> Bundle:
         """The float32 bundle of ``base``."""
         out = self.folder / "work" / base.slug / "bundle"
         if not out.exists():
@@ -68,7 +72,7 @@ class Workshop:
             return self.model
         return self.shrunk(base, say) if base.layers is None else self.student(base)
 
-    def shrunk(self, base: Base, say: Say) -> Path:
+    def shrunk(self, base: Base, say: Say = quiet) -> Path:
         """The checkpoint with layers dropped and vocabulary trimmed, before any training."""
         out = self.folder / "work" / base.slug / "shrunk"
         if not out.exists():
@@ -83,7 +87,7 @@ class Workshop:
 
     def teacher(self) -> Encoder:
         """The whole model's float32 graph."""
-        return Encoder.load(self.bundle(Base(), lambda stage: None).folder, "fp32")
+        return Encoder.load(self.bundle(Base()).folder, "fp32")
 
     def student(self, base: Base) -> Path:
         """The checkpoint after distillation."""
@@ -104,7 +108,7 @@ class Workshop:
         point = Point(
             candidate.slug, candidate.base.slug, candidate.words, variant, record.size,
             sum(item.stat().st_size for item in made.folder.rglob("*") if item.is_file()),
-            encoder.tokenizer.backend.get_vocab_size(), self._layers(candidate.base),
+            encoder.tokenizer.backend.get_vocab_size(), made.manifest.num_layers,
             100 * spearman(self.dev.gold, scores), _lost(difference.difference), _lost(difference.high),
             _lost(difference.low), self.latency(encoder), record.batch_invariant, record.integer_matmuls,
             record.integer_matmuls + record.weight_only_matmuls + record.float_matmuls, self.commands(candidate))
@@ -152,26 +156,12 @@ class Workshop:
         low, high = LATENCY_TOKENS
         lengths = zip(self.texts, encoder.tokenizer.encode_batch(self.texts[:1000]), strict=False)
         fitting = [text for text, ids in lengths if low <= len(ids) <= high][:LATENCY_TEXTS] or self.texts[:1]
-        seconds = []
-        for number in range(WARMUP_CALLS + LATENCY_CALLS):
-            start = time.perf_counter()
-            encoder.encode([fitting[number % len(fitting)]])
-            seconds.append(time.perf_counter() - start)
-        return 1000 * median(seconds[WARMUP_CALLS:])
+        return 1000 * median(timed_calls(encoder.encode, fitting, LATENCY_CALLS, WARMUP_CALLS))
 
     def parts(self) -> GraphParts:
         """What the whole model's graph is made of."""
-        return GraphParts.of(self.bundle(Base(), lambda stage: None).graph("fp32"), self.layers)
-
-    @cached_property
-    def layers(self) -> int:
-        """Layers of the whole model."""
-        from distilface.encoder import SentenceEncoder
-
-        return SentenceEncoder.load(self.model).num_layers
-
-    def _layers(self, base: Base) -> int:
-        return self.layers if base.layers is None else len(base.layers)
+        whole = self.bundle(Base())
+        return GraphParts.of(whole.graph("fp32"), whole.manifest.num_layers)
 
     def commands(self, candidate: Candidate) -> tuple[str, ...]:
         """The commands that make the candidate again, with relative folder names."""

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distilface.errors import require
-from distilface.lazy import loader
+from distilface.lazy import Need, loader
 
 if TYPE_CHECKING:
     from distilface.distillation.config import DistillConfig
@@ -18,11 +17,6 @@ __all__ = ["DistillConfig", "distill"]
 
 _HOME = {"DistillConfig": "distilface.distillation.config", "distill": "distilface.distillation.run"}
 
+_NEEDS = [Need(("torch", "transformers", "accelerate"), "train", "distillation")]
 
-def _check(name: str) -> None:
-    if name == "distill":
-        for module in ("torch", "transformers", "accelerate"):
-            require(module, "train", "distillation")
-
-
-__getattr__ = loader(__name__, _HOME, _check)
+__getattr__ = loader(__name__, _HOME, _NEEDS, without="distilface.distillation.config")

@@ -17,14 +17,13 @@ from distilface.caching import cache_folder
 from distilface.data import DataSource, iter_texts
 from distilface.distillation.config import TeacherConfig
 from distilface.errors import GateError, UserError, require
-from distilface.loading import load_any, resolve_model, sha256_of
+from distilface.loading import hash_of, load_any, model_files, resolve_model, sha256_of
 from distilface.protocol import SentenceVectors, Vectors
 
 logger = logging.getLogger(__name__)
 
 BLOCK = 8192
 """Texts given to the teacher at once."""
-_MODEL_SUFFIXES = (".safetensors", ".json", ".txt", ".model")
 
 Progress = Callable[[int, int], None]
 
@@ -44,11 +43,8 @@ def identity(teacher: TeacherConfig) -> dict[str, Any]:
         variant = bundle.resolve_variant(teacher.variant)
         files = [bundle.graph(variant), *(folder / name for name in ("tokenizer.json", "tokenizer_config.json"))]
     else:
-        files = [file for file in sorted(folder.rglob("*")) if file.suffix in _MODEL_SUFFIXES and file.is_file()]
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(f"{file.relative_to(folder).as_posix()} {sha256_of(file)}\n".encode())
-    return {"model": digest.hexdigest(), "variant": variant, "pooling": teacher.pooling,
+        files = model_files(folder)
+    return {"model": hash_of(folder, files), "variant": variant, "pooling": teacher.pooling,
             "max_seq_length": teacher.max_seq_length}
 
 

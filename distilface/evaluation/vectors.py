@@ -34,6 +34,18 @@ def encode_distinct(encoder: SentenceVectors,
     return vectors, indices
 
 
+class KnownVectors:
+    """Vectors that were computed before, ``[len(texts), dim]``, as an encoder of just these texts."""
+
+    def __init__(self, texts: Sequence[str], vectors: NDArray[np.float32]) -> None:
+        self.rows = {text: index for index, text in enumerate(texts)}
+        self.vectors = vectors
+
+    def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """``[len(texts), dim]``; KeyError for a text that is not known."""
+        return self.vectors[[self.rows[text] for text in texts]]
+
+
 def unit_rows(vectors: NDArray[np.floating]) -> NDArray[np.float64]:
     """Rows of norm 1 in float64; a zero row stays zero."""
     rows = np.asarray(vectors, dtype=np.float64)

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distilface.errors import require
-from distilface.lazy import loader
+from distilface.lazy import Need, loader
 
 if TYPE_CHECKING:
     from distilface.probing.config import ProbeConfig
@@ -24,12 +23,9 @@ _HOME = {
     "probe": "distilface.probing.run",
 }
 
+_NEEDS = [
+    Need(("torch", "transformers", "accelerate", "scipy"), "train", "probing"),
+    Need(("matplotlib",), "bench", "the plots of probing"),
+]
 
-def _check(name: str) -> None:
-    if _HOME[name] != "distilface.probing.config":
-        for module in ("torch", "transformers", "accelerate", "scipy"):
-            require(module, "train", "probing")
-        require("matplotlib", "bench", "the plots of probing")
-
-
-__getattr__ = loader(__name__, _HOME, _check)
+__getattr__ = loader(__name__, _HOME, _NEEDS, without="distilface.probing.config")

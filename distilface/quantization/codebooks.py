@@ -44,6 +44,25 @@ class Codebooks:
         return self.centroids[places, self.codes].reshape(len(self.codes), -1)
 
 
+class Library:
+    """Codebooks by table, learnt once however often the graph around them is made anew.
+
+    Args:
+        ids: of the words in a corpus, ``[tokens]``; how often each row occurs there is its weight. None: all alike.
+    """
+
+    def __init__(self, ids: NDArray[np.int64] | None = None) -> None:
+        self._ids = ids
+        self._books: dict[str, Codebooks] = {}
+
+    def of(self, name: str, table: Array) -> Codebooks:
+        """The codebooks of the table ``name``, ``[rows, width]``."""
+        if name not in self._books:
+            counts = None if self._ids is None else np.bincount(self._ids, minlength=len(table))
+            self._books[name] = product_quantize(table, counts)
+        return self._books[name]
+
+
 def suits(rows: int, width: int) -> bool:
     """Whether a table of this shape gets smaller."""
     return rows >= MIN_ROWS and gcd(width, PIECE) > 1

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from distilface.errors import UserError
 from distilface.quantization.recipe import BITS, Recipe
@@ -39,6 +38,7 @@ def write_graph(graph: Path, scratch: Path, recipe: Recipe, tokenizer: Tokenizer
     import onnx
 
     from distilface.onnxgraph import GraphIndex
+    from distilface.quantization.codebooks import Library
     from distilface.quantization.tables import quantize_tables
 
     model = onnx.load(str(graph))
@@ -48,28 +48,21 @@ def write_graph(graph: Path, scratch: Path, recipe: Recipe, tokenizer: Tokenizer
                         f"{', '.join(quantized_already) or 'no MatMul with a float weight'}; give the float32 graph")
 
     def finish(quantized: Any) -> None:
-        quantize_tables(quantized, recipe.tables, recipe.kind == "weight-only", counts)
+        quantize_tables(quantized, recipe.tables, recipe.kind == "weight-only", library)
         onnx.checker.check_model(quantized)
         onnx.save_model(quantized, str(scratch))
 
     say("quantizing", 0, 1)
-    counts = _count_words(model, tokenizer, words) if recipe.tables == "pq" and words else None
+    counted = recipe.tables == "pq" and bool(words)
+    library = Library(np.concatenate(tokenizer.encode_batch(words)) if counted else None)
     if recipe.mode == "static":
         record, hint = _static(model, recipe, tokenizer, fitting, say, finish, passes)
     else:
         quantized, record, hint = _other(model, recipe, tokenizer, fitting, say)
         finish(quantized)
     say("quantizing", 1, 1)
-    counted = {} if counts is None else {"words_counted_in": {"texts": len(words), "sha256": _hash(words)}}
-    return {"mode": recipe.mode, **record, "tables": recipe.tables, **counted}, hint
-
-
-def _count_words(model: Any, tokenizer: Tokenizer, texts: list[str]) -> NDArray[np.int64]:
-    """How often each row of the table of words is read."""
-    tables = {tensor.name: tensor.dims for tensor in model.graph.initializer}
-    rows = max((tables[node.input[0]][0] for node in model.graph.node
-                if node.op_type == "Gather" and node.input[1] == "input_ids" and node.input[0] in tables), default=0)
-    return np.bincount(np.concatenate(tokenizer.encode_batch(texts)), minlength=rows)
+    corpus = {"words_counted_in": {"texts": len(words), "sha256": _hash(words)}} if counted else {}
+    return {"mode": recipe.mode, **record, "tables": recipe.tables, **corpus}, hint
 
 
 def _other(model: Any, recipe: Recipe, tokenizer: Tokenizer, fitting: list[str],

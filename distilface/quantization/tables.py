@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import helper
 
 from distilface.onnxgraph import GraphIndex, add_initializers, remove_unused, sort_topologically
 from distilface.quantization.blocks import MIN_BLOCK, quantize_blocks
-from distilface.quantization.codebooks import product_quantize, suits
+from distilface.quantization.codebooks import Codebooks, Library, suits
 from distilface.quantization.recipe import Tables
 from distilface.quantization.weight_only import MICROSOFT, import_microsoft
 from distilface.quantization.weights import symmetric_int8
@@ -24,7 +23,7 @@ TABLE_BLOCK_SIZE = 64
 
 
 def quantize_tables(model: Any, tables: Tables = "int8", custom: bool = False,
-                    counts: NDArray[np.int64] | None = None) -> int:
+                    library: Library | None = None) -> int:
     """Store every float embedding table small, in place; returns how many lookups were replaced.
 
     ``Gather`` picks the stored rows and only those are turned to float, so a table is never expanded in memory (a
@@ -33,8 +32,8 @@ def quantize_tables(model: Any, tables: Tables = "int8", custom: bool = False,
     Args:
         tables: ``int8`` rows; for the table of words ``int4`` blocks with float16 scales, or ``pq``, float16 codebooks
             with a byte for every 4 values of a row, and ``int8`` for the others; ``fp32`` leaves them.
-        counts: of each word, for ``pq`` (see `product_quantize`).
         custom: 4-bit rows are picked by ONNX Runtime's ``GatherBlockQuantized``; else by standard operators.
+        library: of codebooks, for ``pq``; by default a new one, to which all words are alike.
     """
     if tables == "fp32":
         return 0
@@ -51,7 +50,7 @@ def quantize_tables(model: Any, tables: Tables = "int8", custom: bool = False,
         if tables == "int4" and node.input[1] == "input_ids" and block_size >= MIN_BLOCK:
             made, constants = _blockwise(node, weight, block_size, custom)
         elif tables == "pq" and node.input[1] == "input_ids" and suits(*weight.shape):
-            made, constants = _by_codebooks(node, weight, counts)
+            made, constants = _by_codebooks(node, (library or Library()).of(node.input[0], weight))
         else:
             made, constants = _rowwise(node, weight)
         add_initializers(graph, {name: value for name, value in constants.items() if name not in added})
@@ -78,10 +77,9 @@ def _rowwise(node: Any, weight: Any) -> tuple[list[Any], dict[str, Any]]:
     ], {f"{table}_int8": rows, f"{table}_scale": scale}
 
 
-def _by_codebooks(node: Any, weight: Any, counts: NDArray[np.int64] | None) -> tuple[list[Any], dict[str, Any]]:
+def _by_codebooks(node: Any, books: Codebooks) -> tuple[list[Any], dict[str, Any]]:
     table, ids = node.input
     out, name = node.output[0], node.name or node.output[0]
-    books = product_quantize(weight, counts)
     places, codes, piece = books.centroids.shape
     return [
         helper.make_node("Gather", [f"{table}_codes", ids], [f"{out}_codes"], name, axis=0),
@@ -92,7 +90,7 @@ def _by_codebooks(node: Any, weight: Any, counts: NDArray[np.int64] | None) -> t
         helper.make_node("Reshape", [f"{out}_values", f"{table}_row"], [out], f"{name}_row"),
     ], {f"{table}_codes": books.codes, f"{table}_offsets": (codes * np.arange(places)).astype(np.int32),
         f"{table}_books": books.centroids.reshape(-1, piece).astype(np.float16),
-        f"{table}_row": np.array([0, 0, weight.shape[1]], dtype=np.int64)}
+        f"{table}_row": np.array([0, 0, places * piece], dtype=np.int64)}
 
 
 def _blockwise(node: Any, weight: Any, block_size: int, custom: bool) -> tuple[list[Any], dict[str, Any]]:

@@ -118,7 +118,8 @@ def without_dead_heads(encoder: SentenceEncoder) -> SentenceEncoder:
 
 def _living(layer: nn.Module, family: Family, total: int) -> Tensor:
     """Heads whose columns of the output projection are not all zero, ascending; the first one where all are."""
-    columns = _maps(layer, family)[-1].weight.view(-1, total, _maps(layer, family)[0].out_features // total)
+    query, *_, out = _maps(layer, family)
+    columns = out.weight.view(-1, total, query.out_features // total)
     alive = columns.ne(0).any(dim=2).any(dim=0).nonzero().flatten()
     return alive if len(alive) else torch.zeros(1, dtype=torch.int64)
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distilface.errors import require
-from distilface.lazy import loader
+from distilface.lazy import Need, loader
 
 if TYPE_CHECKING:
     from distilface.sweeping.config import SweepConfig, load_sweep
@@ -23,11 +22,6 @@ _HOME = {
     "sweep": "distilface.sweeping.run",
 }
 
+_NEEDS = [Need(("torch", "transformers", "accelerate", "optuna", "matplotlib"), "sweep", "distilface sweep")]
 
-def _check(name: str) -> None:
-    if _HOME[name] != "distilface.sweeping.config":
-        for module in ("torch", "transformers", "accelerate", "optuna", "matplotlib"):
-            require(module, "sweep", "distilface sweep")
-
-
-__getattr__ = loader(__name__, _HOME, _check)
+__getattr__ = loader(__name__, _HOME, _NEEDS, without="distilface.sweeping.config")

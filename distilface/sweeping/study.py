@@ -74,12 +74,11 @@ def _first_or_joined(create: Callable[[], optuna.Study]) -> optuna.Study:
     for attempt in range(CREATION_ATTEMPTS - 1):
         try:
             return create()
-        except (optuna.exceptions.StorageInternalError, sqlalchemy.exc.IntegrityError):
-            time.sleep(0.1 * 2**attempt)
-        except sqlalchemy.exc.OperationalError as error:
-            if "already exists" not in str(error):
+        except (optuna.exceptions.StorageInternalError, sqlalchemy.exc.IntegrityError,
+                sqlalchemy.exc.OperationalError) as error:
+            if isinstance(error, sqlalchemy.exc.OperationalError) and "already exists" not in str(error):
                 raise
-            time.sleep(0.1 * 2**attempt)
+        time.sleep(0.1 * 2**attempt)
     return create()
 
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distilface.errors import require
-from distilface.lazy import loader
+from distilface.lazy import Need, loader
 
 if TYPE_CHECKING:
     from distilface.training.config import TrainConfig
@@ -22,11 +21,6 @@ _HOME = {
     "train": "distilface.training.run",
 }
 
+_NEEDS = [Need(("torch", "transformers", "accelerate"), "train", "training")]
 
-def _check(name: str) -> None:
-    if _HOME[name] != "distilface.training.config":
-        for module in ("torch", "transformers", "accelerate"):
-            require(module, "train", "training")
-
-
-__getattr__ = loader(__name__, _HOME, _check)
+__getattr__ = loader(__name__, _HOME, _NEEDS, without="distilface.training.config")

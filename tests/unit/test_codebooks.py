@@ -10,7 +10,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from distilface.quantization.codebooks import CODES, Codebooks, product_quantize, suits
+from distilface.quantization.codebooks import CODES, Codebooks, Library, product_quantize, suits
 from distilface.quantization.tables import quantize_tables
 
 ROWS, WIDTH = 1200, 16
@@ -55,6 +55,22 @@ def test_the_same_seed_gives_the_same_books() -> None:
     first, second = product_quantize(table), product_quantize(table)
     np.testing.assert_array_equal(first.codes, second.codes)
     np.testing.assert_array_equal(first.centroids, second.centroids)
+
+
+def test_a_library_learns_a_table_once_and_by_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Static INT8 writes its graph anew for every set of nodes in float; the table of words stays the same."""
+    asked: list[list[int] | None] = []
+
+    def learn(table: Any, counts: Any) -> Codebooks:
+        asked.append(None if counts is None else counts.tolist())
+        return Codebooks(np.zeros((3, 1), np.uint8), np.zeros((1, CODES, 2), np.float32))
+
+    monkeypatch.setattr("distilface.quantization.codebooks.product_quantize", learn)
+    table = np.zeros((3, 2), dtype=np.float32)
+    library = Library(np.array([1, 1, 0, 1]))
+    assert library.of("words", table) is library.of("words", table)
+    Library().of("words", table)
+    assert asked == [[1, 3, 0], None]
 
 
 @pytest.mark.parametrize(("rows", "width", "expected"), [
