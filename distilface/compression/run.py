@@ -18,6 +18,7 @@ from distilface.compression.search import Search
 from distilface.compression.space import COVERAGES, MODES, Base
 from distilface.compression.summary import write_summary
 from distilface.compression.workshop import Workshop
+from distilface.data import iter_texts
 from distilface.errors import GateError, UserError
 from distilface.evaluation import load_scored
 from distilface.loading import hash_of, model_files, resolve_model, sha256_of
@@ -77,13 +78,15 @@ def compress(model: str | Path, out: str | Path, budget: Budget, data: str | Pat
     say = progress or (lambda step: None)
     _check(model, modes, minutes)
     checkpoint = resolve_model(model)
-    dev = load_scored(data)
+    dev, texts = load_scored(data), _texts(calibration)
+    if vocabulary is not None:
+        next(iter_texts(vocabulary), None)  # a file that can't be read is said before anything is made
     folder = _enter(Path(out), overwrite, [model, data, calibration, vocabulary], {
         "model": hash_of(checkpoint, model_files(checkpoint)), "calibration": sha256_of(Path(calibration)),
         "vocabulary": None if vocabulary is None else sha256_of(Path(vocabulary)),
         "dev": {"name": dev.name, "pairs": len(dev)}, "minutes": minutes})
     words = str(vocabulary or calibration)
-    workshop = Workshop(str(model), str(calibration), words, _texts(calibration), str(data), dev, folder)
+    workshop = Workshop(str(model), str(calibration), words, texts, str(data), dev, folder)
     say("exporting the float32 model")
     workshop.bundle(Base(), say)
     search = Search(workshop, budget, _rows(workshop, words, say), workshop.parts(), tuple(modes), exhaustive, say)
@@ -136,7 +139,6 @@ def _enter(out: Path, overwrite: bool, sources: Sequence[Any], plan: dict[str, A
 
 
 def _texts(calibration: str | Path) -> list[str]:
-    from distilface.data import iter_texts
     from distilface.quantization import MAX_READ_TEXTS
 
     return check_texts(list(islice(iter_texts(calibration), MAX_READ_TEXTS)))

@@ -100,6 +100,20 @@ def test_another_search_in_the_same_folder(searched: Path, files: tuple[str, str
         compress(model, tmp_path / "out", EVERYTHING, pairs, other, modes=("w2",))
 
 
+@pytest.mark.parametrize("which", ["calibration", "vocabulary"])
+@pytest.mark.parametrize("content", [None, ""])
+def test_a_file_that_can_not_be_read_leaves_no_folder(files: tuple[str, str, str], tmp_path: Path, which: str,
+                                                      content: str | None) -> None:
+    model, text, pairs = files
+    file = tmp_path / "bad.txt"
+    if content is not None:
+        file.write_text(content, encoding="utf-8")
+    given = {"calibration": text} | {which: str(file)}
+    with pytest.raises(UserError, match=r"bad\.txt"):
+        compress(model, tmp_path / "out", EVERYTHING, pairs, **given)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_student_is_taught_and_compressed(files: tuple[str, str, str], tmp_path: Path) -> None:
     model, text, pairs = files
     found = compress(model, tmp_path / "out", EVERYTHING, pairs, text, modes=("w8",), minutes=0.05)
