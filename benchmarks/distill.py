@@ -4,9 +4,9 @@
 
 ``layers3``, ``layers2`` and ``layers1`` are all-MiniLM-L6-v2 with layers dropped, taught by the whole one; ``mlm`` is
 the masked language model in MODELS, taught by all-MiniLM-L6-v2; ``mpnet`` is all-MiniLM-L6-v2 taught by the model, or
-by the file of vectors, that --teacher names. No labels: the text is a mix of sentences and captions. The checkpoint is
-chosen on STS-B dev; the test sets, and the captions of the last 2,000 pictures, which no training text holds, only
-report.
+by the file of vectors, that --teacher names. No labels: the text is a mix of sentences and captions. The weights of
+the last step count; STS-B dev only watches; the test sets, and the captions of the last 2,000 pictures, which no
+training text holds, only report.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def configured(arguments: argparse.Namespace, recipe: dict[str, Any], data: Path
     return load_config(DistillConfig, sets=arguments.set, overrides={
         "teacher": {key: teacher, "cache": arguments.cache}, "student": student, "loss": recipe["loss"],
         "data": {"path": str(text), "kind": "sentences"}, "train": recipe["train"] | {"max_steps": steps},
-        "eval": {"sts": str(data / "senteval"), "every_steps": max(1, steps // EVALUATIONS)}})
+        "eval": {"sts": str(data / "senteval"), "every_steps": max(1, steps // EVALUATIONS), "keep": "last"}})
 
 
 def mix(data: Path, held: HeldOut, sentences: int, captions: int) -> list[str]:

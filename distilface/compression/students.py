@@ -125,7 +125,7 @@ def _config(workshop: Workshop, base: Base, texts: int, steps: int, evaluated: b
         "train": {"learning_rate": LEARNING_RATE_WIDTH / student.backbone.config.hidden_size,
                   "batch_size": BATCH_SIZE, "max_length": min(MAX_LENGTH, student.max_seq_length), "max_steps": steps,
                   "warmup_ratio": 0.05, "schedule": "cosine", "precision": "auto"},
-        "eval": {"sts": workshop.dev_source, "every_steps": max(1, steps // 10)} if evaluated else {}})
+        "eval": {"sts": workshop.dev_source, "every_steps": max(1, steps // 10), "keep": "last"} if evaluated else {}})
 
 
 def _distill(config: Any, out: Path) -> Any:

@@ -158,17 +158,20 @@ class LoopConfig(StrictModel):
 
 
 class EvalConfig(StrictModel):
-    """Dev evaluation, which chooses the checkpoint that is kept.
+    """Dev evaluation, which chooses the checkpoint that is kept, or only watches.
 
     Attributes:
         sts: a SentEval folder (its STS-B dev set), a file or a Hub data set of scored pairs. Without it there is
             no selection, and the weights of the last step are kept.
         every_steps: steps between two evaluations; the last step is always evaluated.
+        keep: the weights of the ``best`` evaluation, or those of the ``last`` step. Where a schedule falls to 0, the
+            last evaluations differ by less than a dev set can tell, and the best of them is the luckiest.
         patience: stop after so many evaluations in a row without a new best.
     """
 
     sts: DataSource | None = None
     every_steps: int = Field(default=250, ge=1)
+    keep: Literal["best", "last"] = "best"
     patience: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="after")
@@ -176,6 +179,8 @@ class EvalConfig(StrictModel):
         if self.patience is not None and self.sts is None:
             raise ValueError("patience is set, but sts is not, so there are no scores to wait for; "
                              "set eval.sts or drop eval.patience")
+        if self.patience is not None and self.keep == "last":
+            raise ValueError("patience waits for a new best, but keep is 'last'; drop one of them")
         return self
 
 

@@ -46,7 +46,7 @@ class TrainResult:
     Attributes:
         out: the checkpoint folder.
         steps: optimizer steps taken, over all resumptions.
-        selected_step: the step whose weights were kept: the best on dev, or the last.
+        selected_step: the step whose weights were kept: the best on dev, or the last; see ``eval.keep``.
         dev: step and dev Spearman in points of every evaluation; step 0 is the model before training.
         losses: step and mean loss since the entry before.
         seconds: time in training steps of this call, without evaluations and saving.
@@ -185,8 +185,8 @@ def fit(config: RunConfig, task: Task, out: Path, resume: bool, overwrite: bool,
                            objective.inputs)
     trainer = task.trainer(encoder, arguments, batches, objective,
                            None if dev is None else (lambda model: dev_score(model, dev)),
-                           work / "best", config.eval.patience, config.train.chunk_tokens,
-                           config.train.gradient_caching)
+                           work / "best" if config.eval.keep == "best" else None, config.eval.patience,
+                           config.train.chunk_tokens, config.train.gradient_caching)
     trainer.on_evaluation = task.on_evaluation
     first = trainer.is_world_process_zero()
     barrier()  # no process may take this run's work folder for that of an earlier one
@@ -248,7 +248,7 @@ def _run(trainer: ContrastiveTrainer, out: Path, work: Path, loop: LoopConfig, c
     steps = trainer.state.global_step
     seen = sum(len(trainer.batches.planned(index).columns) for index in range(
         before * loop.gradient_accumulation, steps * loop.gradient_accumulation))
-    best = trainer.best_dev
+    best = trainer.best_dev if trainer.best is not None else None
     losses = [(entry["step"], entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
     return TrainResult(out, steps, best[0] if best else steps, tuple(trainer.dev_history), tuple(losses), seconds,
                        seen / seconds)
@@ -271,8 +271,8 @@ def _quiet() -> Iterator[None]:
 def _write(out: Path, work: Path, overwrite: bool, name: str, config: RunConfig, run: Mapping[str, Any],
            trainer: ContrastiveTrainer, result: TrainResult) -> None:
     with atomic_directory(out, overwrite) as folder:
-        if result.dev:
-            shutil.copytree(work / "best", folder, dirs_exist_ok=True)
+        if result.dev and trainer.best is not None:
+            shutil.copytree(trainer.best, folder, dirs_exist_ok=True)
         else:
             trainer.encoder.save(folder)
         if (work / "tensorboard").is_dir():
@@ -280,7 +280,7 @@ def _write(out: Path, work: Path, overwrite: bool, name: str, config: RunConfig,
         (folder / f"{name}_config.yaml").write_text(dump_config(config), encoding="utf-8", newline="\n")
         write_json(folder / f"{name}_log.json", {
             "steps": result.steps, "selected_step": result.selected_step,
-            "selected_by": "dev Spearman" if result.dev else "last step, because there is no dev set",
+            "selected_by": _selected_by(config, result),
             "seed": config.train.seed, "processes": run["processes"], "data": run["data"],
             "seconds": round(result.seconds, 3), "examples_per_second": round(result.examples_per_second, 2),
             "dev": [{"step": step, "spearman": score} for step, score in result.dev],
@@ -292,6 +292,12 @@ def _write(out: Path, work: Path, overwrite: bool, name: str, config: RunConfig,
     if start is not None and kept is not None and kept < start:
         logger.warning("dev Spearman fell from %.2f to %.2f: this training did not help on the dev set", start, kept)
     shutil.rmtree(work)
+
+
+def _selected_by(config: RunConfig, result: TrainResult) -> str:
+    if not result.dev:
+        return "last step, because there is no dev set"
+    return "dev Spearman" if config.eval.keep == "best" else "last step, as asked"
 
 
 def _resolved(model: ModelConfig, encoder: SentenceEncoder) -> ModelConfig:

@@ -45,7 +45,7 @@ class ContrastiveTrainer(Trainer):
     Args:
         objective: the loss.
         dev_score: Spearman of an encoder on dev pairs, in points; None to evaluate nothing.
-        best: where the weights of the best dev score go.
+        best: where the weights of the best dev score go; None to keep those of the last step.
         patience: evaluations without a new best after which training stops.
         chunk_tokens, caching: see `PooledEncoder`.
     """

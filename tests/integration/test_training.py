@@ -187,6 +187,21 @@ def test_the_best_dev_checkpoint_is_kept(run: Run, tmp_path: Path, dev: Path, mo
     assert np.allclose(kept, vectors[2], atol=1e-6) and not np.allclose(kept, vectors[3], atol=1e-4)
 
 
+def test_the_last_checkpoint_is_kept_on_demand(run: Run, tmp_path: Path, dev: Path,
+                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    scores, vectors = iter([50.0, 60.0, 55.0, 54.0]), []
+
+    def scripted(encoder: SentenceEncoder, _: Any) -> float:
+        vectors.append(encoder.encode(CORPUS))
+        return next(scores)
+
+    monkeypatch.setattr("distilface.training.run.dev_score", scripted)
+    result = run(f"eval.sts={dev}", "eval.every_steps=2", "eval.keep=last")
+    assert (result.selected_step, result.dev_selected) == (6, 54.0)
+    kept = SentenceEncoder.load(tmp_path / "out").encode(CORPUS)
+    assert np.allclose(kept, vectors[3], atol=1e-6) and not np.allclose(kept, vectors[1], atol=1e-4)
+
+
 def test_early_stopping(run: Run, dev: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = iter([1.0, 5.0, 4.0, 6.0, 5.5, 5.9, 9.0])
     monkeypatch.setattr("distilface.training.run.dev_score", lambda *_: next(scores))

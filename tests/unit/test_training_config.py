@@ -35,6 +35,7 @@ def test_the_final_setting_of_the_paper() -> None:
     (["train.max_steps=10", "train.epochs=1"], "max_steps"),
     (["train.warmup_steps=10", "train.warmup_ratio=0.1"], "warmup_ratio"),
     (["eval.patience=3"], "eval.sts"),
+    (["eval.patience=3", "eval.sts=dev.tsv", "eval.keep=last"], "keep"),
     (["loss.hard_negative_weight=1"], "hard_negative_weight"),
     (["train.batch_size=1"], "batch_size"),
     (["train.max_length=64", "model.max_seq_length=32"], "train.max_length"),
