@@ -7,10 +7,12 @@ LayerNorm and all layers after it see a sentence's words together, and errors of
 
 from __future__ import annotations
 
+import hashlib
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import gcd
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +25,8 @@ CODES = 256
 MIN_ROWS = 4 * CODES
 """Smaller tables gain nothing: the codebooks would outweigh the rows."""
 ROUNDS = 12
+REMEMBERED = 4
+"""So many tables' codebooks are kept."""
 _BLOCK = 4096
 
 
@@ -44,23 +48,26 @@ class Codebooks:
         return self.centroids[places, self.codes].reshape(len(self.codes), -1)
 
 
-class Library:
-    """Codebooks by table, learnt once however often the graph around them is made anew.
+_learnt: dict[tuple[str, str | None], Codebooks] = {}
+
+
+def codebooks(table: Array, ids: NDArray[np.int64] | None = None) -> Codebooks:
+    """The codebooks of ``table`` ``[rows, width]``, learnt once a process, however many graphs around it are made.
 
     Args:
         ids: of the words in a corpus, ``[tokens]``; how often each row occurs there is its weight. None: all alike.
     """
+    counts = None if ids is None else np.bincount(ids, minlength=len(table))
+    key = (_digest(table), None if counts is None else _digest(counts))
+    if key not in _learnt:
+        if len(_learnt) >= REMEMBERED:
+            del _learnt[next(iter(_learnt))]
+        _learnt[key] = product_quantize(table, counts)
+    return _learnt[key]
 
-    def __init__(self, ids: NDArray[np.int64] | None = None) -> None:
-        self._ids = ids
-        self._books: dict[str, Codebooks] = {}
 
-    def of(self, name: str, table: Array) -> Codebooks:
-        """The codebooks of the table ``name``, ``[rows, width]``."""
-        if name not in self._books:
-            counts = None if self._ids is None else np.bincount(self._ids, minlength=len(table))
-            self._books[name] = product_quantize(table, counts)
-        return self._books[name]
+def _digest(values: NDArray[Any]) -> str:
+    return hashlib.sha256(repr((values.dtype.str, values.shape)).encode() + values.tobytes()).hexdigest()
 
 
 def suits(rows: int, width: int) -> bool:

@@ -38,7 +38,6 @@ def write_graph(graph: Path, scratch: Path, recipe: Recipe, tokenizer: Tokenizer
     import onnx
 
     from distilface.onnxgraph import GraphIndex
-    from distilface.quantization.codebooks import Library
     from distilface.quantization.tables import quantize_tables
 
     model = onnx.load(str(graph))
@@ -48,13 +47,13 @@ def write_graph(graph: Path, scratch: Path, recipe: Recipe, tokenizer: Tokenizer
                         f"{', '.join(quantized_already) or 'no MatMul with a float weight'}; give the float32 graph")
 
     def finish(quantized: Any) -> None:
-        quantize_tables(quantized, recipe.tables, recipe.kind == "weight-only", library)
+        quantize_tables(quantized, recipe.tables, recipe.kind == "weight-only", ids)
         onnx.checker.check_model(quantized)
         onnx.save_model(quantized, str(scratch))
 
     say("quantizing", 0, 1)
     counted = recipe.tables == "pq" and bool(words)
-    library = Library(np.concatenate(tokenizer.encode_batch(words)) if counted else None)
+    ids = np.concatenate(tokenizer.encode_batch(words)) if counted else None
     if recipe.mode == "static":
         record, hint = _static(model, recipe, tokenizer, fitting, say, finish, passes)
     else:

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import helper
 
 from distilface.onnxgraph import GraphIndex, add_initializers, remove_unused, sort_topologically
 from distilface.quantization.blocks import MIN_BLOCK, quantize_blocks
-from distilface.quantization.codebooks import Codebooks, Library, suits
+from distilface.quantization.codebooks import Codebooks, codebooks, suits
 from distilface.quantization.recipe import Tables
 from distilface.quantization.weight_only import MICROSOFT, import_microsoft
 from distilface.quantization.weights import symmetric_int8
@@ -23,7 +24,7 @@ TABLE_BLOCK_SIZE = 64
 
 
 def quantize_tables(model: Any, tables: Tables = "int8", custom: bool = False,
-                    library: Library | None = None) -> int:
+                    words: NDArray[np.int64] | None = None) -> int:
     """Store every float embedding table small, in place; returns how many lookups were replaced.
 
     ``Gather`` picks the stored rows and only those are turned to float, so a table is never expanded in memory (a
@@ -33,7 +34,7 @@ def quantize_tables(model: Any, tables: Tables = "int8", custom: bool = False,
         tables: ``int8`` rows; for the table of words ``int4`` blocks with float16 scales, or ``pq``, float16 codebooks
             with a byte for every 4 values of a row, and ``int8`` for the others; ``fp32`` leaves them.
         custom: 4-bit rows are picked by ONNX Runtime's ``GatherBlockQuantized``; else by standard operators.
-        library: of codebooks, for ``pq``; by default a new one, to which all words are alike.
+        words: ids of the words of a corpus, ``[tokens]``, for ``pq``: frequent ones come out better; None: all alike.
     """
     if tables == "fp32":
         return 0
@@ -50,7 +51,7 @@ def quantize_tables(model: Any, tables: Tables = "int8", custom: bool = False,
         if tables == "int4" and node.input[1] == "input_ids" and block_size >= MIN_BLOCK:
             made, constants = _blockwise(node, weight, block_size, custom)
         elif tables == "pq" and node.input[1] == "input_ids" and suits(*weight.shape):
-            made, constants = _by_codebooks(node, (library or Library()).of(node.input[0], weight))
+            made, constants = _by_codebooks(node, codebooks(weight, words))
         else:
             made, constants = _rowwise(node, weight)
         add_initializers(graph, {name: value for name, value in constants.items() if name not in added})

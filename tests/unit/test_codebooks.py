@@ -10,7 +10,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from distilface.quantization.codebooks import CODES, Codebooks, Library, product_quantize, suits
+from distilface.quantization.codebooks import CODES, Codebooks, codebooks, product_quantize, suits
 from distilface.quantization.tables import quantize_tables
 
 ROWS, WIDTH = 1200, 16
@@ -57,8 +57,8 @@ def test_the_same_seed_gives_the_same_books() -> None:
     np.testing.assert_array_equal(first.centroids, second.centroids)
 
 
-def test_a_library_learns_a_table_once_and_by_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Static INT8 writes its graph anew for every set of nodes in float; the table of words stays the same."""
+def test_a_table_is_learnt_once_and_by_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other precisions of the same model, and other sets of nodes in float, have the same table of words."""
     asked: list[list[int] | None] = []
 
     def learn(table: Any, counts: Any) -> Codebooks:
@@ -66,11 +66,12 @@ def test_a_library_learns_a_table_once_and_by_its_words(monkeypatch: pytest.Monk
         return Codebooks(np.zeros((3, 1), np.uint8), np.zeros((1, CODES, 2), np.float32))
 
     monkeypatch.setattr("distilface.quantization.codebooks.product_quantize", learn)
-    table = np.zeros((3, 2), dtype=np.float32)
-    library = Library(np.array([1, 1, 0, 1]))
-    assert library.of("words", table) is library.of("words", table)
-    Library().of("words", table)
-    assert asked == [[1, 3, 0], None]
+    table = np.full((3, 2), 0.123, dtype=np.float32)
+    words = np.array([1, 1, 0, 1])
+    assert codebooks(table, words) is codebooks(table.copy(), words[::-1])
+    codebooks(table)
+    codebooks(table + 1, words)
+    assert asked == [[1, 3, 0], None, [1, 3, 0]]
 
 
 @pytest.mark.parametrize(("rows", "width", "expected"), [
