@@ -14,6 +14,8 @@ VECTOR_LOSSES = ("cosine", "mse", "distribution", "teacher_contrast")
 """Losses that set a student's vector against a teacher's: both must be in one space."""
 TOKEN_LOSSES = ("hidden", "attention")
 """Losses on the states of tokens, for which the teacher runs in every step."""
+SIF = "sif"
+"""The pooling of a teacher that is no more than its table of words."""
 
 
 class TeacherConfig(StrictModel):
@@ -22,7 +24,8 @@ class TeacherConfig(StrictModel):
     Attributes:
         name: checkpoint, bundle, sentence-transformers folder or Hub id.
         variant: graph of a bundle.
-        pooling: overrides what a checkpoint's files say.
+        pooling: overrides what a checkpoint's files say; ``sif`` takes its word embeddings alone, weighted by how rare
+            each word is in the training text, see `distilface.distillation.sif`.
         max_seq_length: tokens of the teacher's own tokenizer; longer texts are cut.
         vectors: instead of ``name``, a file of precomputed vectors, as ``distilface encode`` writes them: ``.parquet``
             with the columns ``text`` and ``vector``, or ``.npy`` whose row ``i`` belongs to row ``i`` of ``texts``.
@@ -173,4 +176,7 @@ class DistillConfig(RunConfig):
             if getattr(self.loss, name) and self.teacher.vectors is not None:
                 raise ValueError(f"loss.{name} compares token by token, and teacher.vectors holds one vector a text; "
                                  f"set teacher.name to a checkpoint, or loss.{name}=0")
+            if getattr(self.loss, name) and self.teacher.pooling == SIF:
+                raise ValueError(f"loss.{name} compares token by token, and teacher.pooling {SIF} has words alone; "
+                                 f"drop teacher.pooling, or loss.{name}=0")
         return self

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from distilface.artifact import Bundle, atomic_file, is_bundle
 from distilface.caching import cache_folder
 from distilface.data import DataSource, iter_texts
-from distilface.distillation.config import TeacherConfig
+from distilface.distillation.config import SIF, TeacherConfig
+from distilface.encoder import SentenceEncoder
 from distilface.errors import GateError, UserError, require
 from distilface.loading import hash_of, load_any, model_files, resolve_model, sha256_of
 from distilface.protocol import SentenceVectors, Vectors
@@ -84,6 +85,8 @@ def compute(teacher: TeacherConfig, texts: Sequence[str], file: Path, source: Da
     """
     if teacher.vectors is not None:
         blocks = _precomputed(teacher, texts, source)
+    elif teacher.pooling == SIF:
+        blocks = _by_words(teacher, texts)
     else:
         assert teacher.name is not None
         encoder: Any = load_any(teacher.name, teacher.variant, teacher.pooling, teacher.max_seq_length)
@@ -110,6 +113,16 @@ def compute(teacher: TeacherConfig, texts: Sequence[str], file: Path, source: Da
 def _encoded(encoder: SentenceVectors, texts: Sequence[str]) -> Iterator[Vectors]:
     for start in range(0, len(texts), BLOCK):
         yield encoder.encode(texts[start : start + BLOCK])
+
+
+def _by_words(teacher: TeacherConfig, texts: Sequence[str]) -> Iterator[Vectors]:
+    from distilface.distillation.sif import sif_vectors
+
+    assert teacher.name is not None
+    if is_bundle(resolve_model(teacher.name)):
+        raise UserError(f"teacher.pooling {SIF} needs the word embeddings of a checkpoint, and {teacher.name!r} is a "
+                        "bundle; name the checkpoint that it was made of")
+    yield from sif_vectors(SentenceEncoder.load(teacher.name, "mean_last", teacher.max_seq_length), texts)
 
 
 def _precomputed(teacher: TeacherConfig, texts: Sequence[str], source: DataSource) -> Iterator[Vectors]:

@@ -6,6 +6,7 @@ import logging
 import math
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +217,7 @@ def test_projections_that_can_not_be(checkpoint: Path) -> None:
     (["loss.cosine=0", "loss.hidden=1", "loss.matryoshka=[8]"], "matryoshka cuts sentence vectors"),
     (["loss.hidden=1", "teacher.name=null", "teacher.vectors=v.npy"], r"loss\.hidden .* one vector a text"),
     (["loss.attention=1", "teacher.name=null", "teacher.vectors=v.npy"], r"loss\.attention .* one vector a text"),
+    (["loss.hidden=1", "teacher.pooling=sif"], r"loss\.hidden .* words alone"),
     (["loss.layer_map=[0]"], "layer_map is set, but hidden and attention"),
     (["loss.hidden=1", "loss.attention_heads=4"], "attention_heads is set, but attention"),
     (["loss.distribution=1", "loss.queue=0"], "queue is 0"),
@@ -287,6 +289,29 @@ def test_vectors_are_cached_by_content(checkpoint: Path, tmp_path: Path) -> None
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
     others.append(cache_file(copied, identity(copied), CORPUS))
     assert len({file, *others}) == 7
+
+
+def test_a_teacher_of_words_alone(checkpoint: Path, tmp_path: Path) -> None:
+    """Against the paper's algorithm 1, word by word; the principal direction by singular values."""
+    encoder = SentenceEncoder.load(checkpoint)
+    table = encoder.backbone.get_input_embeddings().weight.detach().double().numpy()
+    texts = [*CORPUS, "", CORPUS[0]]
+    words = [ids[1:-1] for ids in encoder.tokenizer.encode_batch(texts)]
+    counts = Counter(word for text in words for word in text)
+    total = sum(counts.values())
+    plain = np.zeros((len(texts), table.shape[1]))
+    for row, text in zip(plain, words, strict=True):
+        for word in text:
+            row += 1e-3 / (1e-3 + counts[word] / total) * table[word] / len(text)
+    direction = np.linalg.svd(plain)[2][0]
+    found = _cached(TeacherConfig(name=str(checkpoint), pooling="sif", cache=str(tmp_path)), texts)
+    np.testing.assert_allclose(found, plain - np.outer(plain @ direction, direction), atol=1e-6)
+    assert not found[-2].any() and found[:-2].any(axis=1).all()
+
+
+def test_a_bundle_has_no_words_to_teach(tiny_bundle: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="name the checkpoint that it was made of"):
+        _cached(TeacherConfig(name=str(tiny_bundle), pooling="sif", cache=str(tmp_path)), CORPUS)
 
 
 def _copy(source: Path, target: Path) -> Path:
