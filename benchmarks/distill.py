@@ -4,7 +4,8 @@
 
 ``layers3``, ``layers2`` and ``layers1`` are all-MiniLM-L6-v2 with layers dropped, taught by the whole one; ``mlm`` is
 the masked language model in MODELS, taught by all-MiniLM-L6-v2; ``mpnet`` is all-MiniLM-L6-v2 taught by the model, or
-by the file of vectors, that --teacher names. No labels: the text is a mix of sentences and captions. The weights of
+by the file of vectors, that --teacher names. No labels: the text is a mix of sentences and captions. The student
+is measured as it is and as static INT8; layer runs also how much faster that is than the whole model's. The weights of
 the last step count; STS-B dev only watches; the test sets, and the captions of the last 2,000 pictures, which no
 training text holds, only report.
 """
@@ -16,6 +17,7 @@ import tempfile
 import time
 from itertools import islice
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -30,7 +32,10 @@ from distilface.distillation import DistillConfig, distill
 from distilface.distillation.run import load_student
 from distilface.encoder import SentenceEncoder
 from distilface.errors import UserError
-from distilface.loading import MINILM, load_any
+from distilface.exporter import export
+from distilface.loading import MINILM, load_any, resolve_model
+from distilface.quantization import quantize
+from distilface.runtime import Encoder
 
 TRAIN = {"batch_size": 128, "max_length": 48, "warmup_ratio": 0.05, "schedule": "cosine", "precision": "auto"}
 LAYERS = {"loss": {"cosine": 1.0, "similarity": 1.0}, "train": TRAIN | {"learning_rate": 4e-4},
@@ -46,7 +51,9 @@ RUNS: dict[str, dict[str, Any]] = {
               "train": TRAIN | {"learning_rate": 2e-4}, "student": {"name": MINILM, "dropout": 0.0},
               "sentences": 80_000, "captions": 60_000, "steps": 3000},
 }
+LAYER_RUNS = ("layers3", "layers2", "layers1")
 EVALUATIONS = 10
+CALIBRATION_TEXTS, SPEED_TEXTS, SPEED_ROUNDS = 1000, 1000, 9
 
 
 def main() -> None:
@@ -73,7 +80,12 @@ def main() -> None:
         computed = set(vectors.glob("*.npy")) != before
         student = SentenceEncoder.load(out)
         found: dict[str, Any] = {"student": measured(student, data, held)}
-    print(f"{arguments.run}: {minutes:.1f} minutes, {_summary(found['student'])}", flush=True)
+        print(f"{arguments.run}: {minutes:.1f} minutes, {_summary(found['student'])}", flush=True)
+        quantized, int8 = _static(out, mixed, Path(work) / "int8")
+        found["int8-static"] = measured(quantized, data, held)
+        if arguments.run in LAYER_RUNS:
+            whole, _ = _static(Path(resolve_model(config.student.name)), mixed, Path(work) / "whole")
+            int8 |= _faster(quantized, whole, mixed[-SPEED_TEXTS:])
     found["start"] = measured(load_student(config.student), data, held)
     if config.teacher.name is not None:
         found["teacher"] = measured(load_any(config.teacher.name, pooling=config.teacher.pooling), data, held)
@@ -87,7 +99,8 @@ def main() -> None:
         "loss": config.loss.model_dump(mode="json"), "train": config.train.model_dump(mode="json"),
         "texts": len(mixed), "steps": result.steps, "selected_step": result.selected_step, "dev": result.dev,
         "minutes": minutes, "minutes_include_teacher": computed, "training_minutes": result.seconds / 60,
-        "examples_per_second": result.examples_per_second, "scores": found}))
+        "examples_per_second": result.examples_per_second, "scores": found,
+        "int8-static": int8}))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -136,6 +149,30 @@ def mix(data: Path, held: HeldOut, sentences: int, captions: int) -> list[str]:
     described = islice((text for group in held.training for text in group), captions)
     mixed = list(dict.fromkeys([*plain, *described]))
     return [mixed[index] for index in np.random.default_rng(0).permutation(len(mixed))]
+
+
+def _static(checkpoint: Path, texts: list[str], folder: Path) -> tuple[Encoder, dict[str, Any]]:
+    """The checkpoint as a static INT8 graph, and what its manifest says of it."""
+    export(checkpoint, folder)
+    bundle = quantize(folder, "static", texts[:CALIBRATION_TEXTS], min_cosine=-1.0).bundle  # the scores are the judge
+    record = bundle.variant("int8-static")
+    facts = {"size": record.size, "integer_matmuls": record.integer_matmuls, "kept_float": record.float_matmuls}
+    return Encoder.load(bundle.folder, "int8-static"), facts
+
+
+def _faster(student: Encoder, whole: Encoder, texts: list[str]) -> dict[str, Any]:
+    """How many times as many sentences a second: the two take turns, and the median of the rounds' ratios counts."""
+    ratios = []
+    for encoder in (student, whole):
+        encoder.encode(texts)
+    for _ in range(SPEED_ROUNDS):
+        seconds = []
+        for encoder in (student, whole):
+            start = time.perf_counter()
+            encoder.encode(texts)
+            seconds.append(time.perf_counter() - start)
+        ratios.append(seconds[1] / seconds[0])
+    return {"times_as_fast": median(ratios), "ratios": ratios}
 
 
 def _given(value: int | None, default: int) -> int:

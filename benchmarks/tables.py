@@ -49,7 +49,8 @@ def _lifted(result: dict[str, Any], name: str) -> str:
 
 def distillation() -> str:
     """What distillation reaches: start, student and teacher of every run that was made."""
-    lines = [_row(["run", "layers", "parameters", "avg7", "recall@1", "recall@10", "steps", "minutes"]), _rule(8)]
+    lines = [_row(["run", "layers", "parameters", "avg7", "recall@1", "recall@10", "static INT8: avg7",
+                   "MB", "as fast as the whole", "steps", "minutes"]), _rule(11)]
     commands = []
     for run in ("layers3", "layers2", "layers1", "mlm", "mpnet"):
         if not (RESULTS / f"distill_{run}.json").is_file():
@@ -58,7 +59,8 @@ def distillation() -> str:
         commands.append(f"`{result['command']}`")
         lines.append(_row([
             run, str(result["layers"]), f"{result['parameters'] / 1e6:.1f} M",
-            *(_reached(result["scores"], name) for name in ("avg7", "recall@1", "recall@10")), str(result["steps"]),
+            *(_reached(result["scores"], name) for name in ("avg7", "recall@1", "recall@10")), *_as_int8(result),
+            str(result["steps"]),
             f"{result['minutes']:.0f}"]))
     if not commands:
         return "\n".join(lines)
@@ -85,6 +87,14 @@ def budgets() -> str:
 def _reached(scores: dict[str, Any], name: str) -> str:
     teacher = f" ({scores['teacher'][name]:.2f})" if "teacher" in scores else ""
     return f"{scores['start'][name]:.2f} -> **{scores['student'][name]:.2f}**{teacher}"
+
+
+def _as_int8(result: dict[str, Any]) -> list[str]:
+    facts = result.get("int8-static")
+    if facts is None:
+        return ["-", "-", "-"]
+    faster = f"{facts['times_as_fast']:.2f}x" if "times_as_fast" in facts else "-"
+    return [f"{result['scores']['int8-static']['avg7']:.2f}", f"{facts['size'] / 1e6:.1f}", faster]
 
 
 def training_speed() -> str:

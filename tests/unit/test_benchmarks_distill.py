@@ -70,5 +70,9 @@ def test_the_table_shows_start_student_and_teacher(tmp_path: Path, monkeypatch: 
     (tmp_path / "distill_layers2.json").write_text(json.dumps(result))
     lines = benchmarks.tables.distillation().splitlines()
     assert lines[2] == ("| layers2 | 2 | 15.3 M | 60.00 -> **70.00** (80.00) | 30.00 -> **35.00** (40.00) | "
-                        "61.00 -> **71.00** (81.00) | 40 | 3 |")
+                        "61.00 -> **71.00** (81.00) | - | - | - | 40 | 3 |")
+    result["scores"] |= {"int8-static": scores(69.5)}
+    result["int8-static"] = {"size": 15_640_000, "times_as_fast": 2.804}
+    (tmp_path / "distill_layers2.json").write_text(json.dumps(result))
+    assert "(81.00) | 69.50 | 15.6 | 2.80x | 40 | 3 |" in benchmarks.tables.distillation()
     assert "`the command`" in lines[-1]
