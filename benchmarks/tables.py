@@ -34,7 +34,9 @@ def minilm_sts() -> str:
 def training() -> str:
     """The masked language model before and after each training run."""
     lines = [_row(["run", "steps", "minutes", "avg7", "recall@1", "recall@10", "made by"]), _rule(7)]
-    for run in ("unsup", "sup"):
+    for run in ("unsup", "words", "sup"):
+        if not (RESULTS / f"train_{run}.json").is_file():
+            continue
         result = read_result(f"train_{run}")
         lines.append(_row([run, str(result["steps"]), f"{result['minutes']:.0f}",
                            *(_lifted(result, name) for name in ("avg7", "recall@1", "recall@10")),

@@ -2,9 +2,10 @@
 
     python -m benchmarks.train_mlm --data ../shared/data --model ../shared/models/distilbert-l6-h384-mlm --run sup
 
-``unsup`` is SimCSE on plain sentences; ``sup`` is caption groups and NLI triplets with hard negatives. The checkpoint
-is chosen on STS-B dev; the test sets, and the captions of the last 2,000 pictures, which no training row holds, only
-report.
+``unsup`` is SimCSE on plain sentences; ``words`` learns from the same sentences and from the model's own word
+embeddings, weighted by how rare each word is; ``sup`` is caption groups and NLI triplets with hard negatives. STS-B dev
+chooses the checkpoint of SimCSE, and watches the others; the test sets, and the captions of the last 2,000 pictures,
+which no training row holds, only report.
 """
 
 from __future__ import annotations
@@ -20,20 +21,31 @@ from benchmarks.common import folder, write_result
 from benchmarks.held_out import HeldOut, measured, write_rows
 from distilface.config import load_config
 from distilface.data import iter_texts, read_triplets
+from distilface.distillation import DistillConfig, distill
 from distilface.encoder import SentenceEncoder
-from distilface.training import TrainConfig, train
+from distilface.training import TrainConfig, TrainResult, train
 
 RECIPES: dict[str, dict[str, Any]] = {
     "unsup": {
-        "model": {"pooling": "mean_last"},
+        "model": {"pooling": "mean_first_last"},
         "data": [{"path": "sentences.txt.gz", "kind": "sentences"}],
-        "train": {"batch_size": 64, "learning_rate": 5e-5, "max_length": 32, "warmup_ratio": 0.1, "precision": "auto"},
+        "train": {"batch_size": 128, "learning_rate": 1e-4, "max_length": 32, "warmup_ratio": 0.1, "precision": "auto"},
+        "keep": "best",
+    },
+    "words": {
+        "model": {"pooling": "mean_first_last", "dropout": 0.0},
+        "teacher": {"pooling": "sif"},
+        "loss": {"cosine": 1.0, "similarity": 1.0},
+        "data": [{"path": "sentences.txt.gz", "kind": "sentences", "limit": 150_000}],
+        "train": {"batch_size": 128, "learning_rate": 5e-4, "max_length": 32, "warmup_ratio": 0.1, "precision": "auto"},
+        "keep": "last",
     },
     "sup": {
         "model": {"pooling": "mean_last"},
         "data": [{"path": "caption_groups.tsv.gz", "kind": "groups"},
                  {"path": "nli_triplets.tsv.gz", "kind": "triplets"}],
         "train": {"batch_size": 128, "learning_rate": 1e-4, "max_length": 32, "warmup_ratio": 0.1, "precision": "auto"},
+        "keep": "last",
     },
 }
 
@@ -50,14 +62,13 @@ def main() -> None:
     held = HeldOut(data)
     with tempfile.TemporaryDirectory() as work:
         sources = [source | {"path": str(spared(data, source["path"], held, Path(work)))} for source in recipe["data"]]
-        config = load_config(TrainConfig, overrides={
-            "model": recipe["model"] | {"name": arguments.model}, "data": sources,
-            "train": recipe["train"] | {"max_steps": arguments.steps},
-            "eval": {"sts": str(data / "senteval"), "every_steps": max(1, arguments.steps // 6)}})
-        before = measured(SentenceEncoder.load(arguments.model, recipe["model"]["pooling"]), data, held)
+        settings = {"data": sources, "train": recipe["train"] | {"max_steps": arguments.steps},
+                    "eval": {"sts": str(data / "senteval"), "every_steps": max(1, arguments.steps // 6),
+                             "keep": recipe["keep"]}}
+        before = measured(SentenceEncoder.load(arguments.model, "mean_last"), data, held)
         out = Path(work) / "model"
         started = time.monotonic()
-        result = train(config, out)
+        result = trained(recipe, arguments.model, settings, out)
         minutes = (time.monotonic() - started) / 60
         after = measured(SentenceEncoder.load(out), data, held)
     print(f"avg7 {before['avg7']:.2f} -> {after['avg7']:.2f}, recall@1 {before['recall@1']:.2f} -> "
@@ -66,6 +77,15 @@ def main() -> None:
         "recipe": recipe, "steps": result.steps, "selected_step": result.selected_step, "dev": result.dev,
         "minutes": minutes, "examples_per_second": result.examples_per_second,
         "before_untrained_mean_last": before, "after": after}))
+
+
+def trained(recipe: dict[str, Any], model: str, settings: dict[str, Any], out: Path) -> TrainResult:
+    """Run a recipe: its teacher, if it has one, is the model itself."""
+    described = recipe["model"] | {"name": model}
+    if "teacher" not in recipe:
+        return train(load_config(TrainConfig, overrides=settings | {"model": described}), out)
+    return distill(load_config(DistillConfig, overrides=settings | {
+        "teacher": recipe["teacher"] | {"name": model}, "student": described, "loss": recipe["loss"]}), out)
 
 
 def spared(data: Path, name: str, held: HeldOut, work: Path) -> Path:
