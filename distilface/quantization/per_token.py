@@ -21,7 +21,7 @@ from onnx import helper
 from distilface.isa import FULL_RANGE
 from distilface.onnxgraph import GraphIndex, add_initializers, remove_unused, sort_topologically
 from distilface.quantization.norms import smooth_layer_norms
-from distilface.quantization.weights import symmetric_int8
+from distilface.quantization.weights import symmetric_int8, zero_points
 
 GELU_MINIMUM = 0.16997121
 """``-min(x * Phi(x))``, rounded up."""
@@ -56,12 +56,12 @@ def quantize_per_token(model: Any, limit: int = FULL_RANGE) -> Any:
         assert weight is not None
         gelu = _is_gelu(index, source)
         integers, scale = symmetric_int8(weight, axis=0, limit=limit)
-        constants |= {f"{name}_weight": integers, f"{name}_weight_scale": scale[0],
-                      f"{name}_weight_zero": np.zeros(scale.shape[1], dtype=np.int8)}
+        constants |= {f"{name}_weight": integers, f"{name}_weight_scale": scale[0]}
+        zeros = zero_points(graph, scale.shape[1])
         if source not in done:
             nodes += _ranged(source, gelu)
         nodes += [
-            helper.make_node("DequantizeLinear", [f"{name}_weight", f"{name}_weight_scale", f"{name}_weight_zero"],
+            helper.make_node("DequantizeLinear", [f"{name}_weight", f"{name}_weight_scale", zeros],
                              [f"{name}_weight_dq"], f"{name}_weight_dequantize", axis=1),
             helper.make_node("MatMul", [f"{source}_dq", f"{name}_weight_dq"], [f"{name}_1"], f"{name}_product"),
         ]

@@ -32,7 +32,7 @@ from distilface.quantization.choice import Choice, choose
 from distilface.quantization.ranges import SEARCH
 from distilface.quantization.rounding import round_columns
 from distilface.quantization.smoothing import fold_into_value, value_projection
-from distilface.quantization.weights import symmetric_int8
+from distilface.quantization.weights import symmetric_int8, zero_points
 
 Array = NDArray[np.float32]
 
@@ -182,10 +182,9 @@ def _insert(graph: Any, solution: Solution, folded: bool, signed: bool) -> None:
     ]
     for output, weight in zip(group.matmuls, solution.weights, strict=True):
         scale = weight.scale[0]
-        constants |= {f"{output}_weight": weight.integers, f"{output}_weight_scale": scale,
-                      f"{output}_weight_zero": np.zeros(len(scale), dtype=np.int8)}
+        constants |= {f"{output}_weight": weight.integers, f"{output}_weight_scale": scale}
         nodes.append(helper.make_node(
-            "DequantizeLinear", [f"{output}_weight", f"{output}_weight_scale", f"{output}_weight_zero"],
+            "DequantizeLinear", [f"{output}_weight", f"{output}_weight_scale", zero_points(graph, len(scale))],
             [f"{output}_weight_dq"], f"{output}_weight_dequantize", axis=1))
         node = index.producer[output]
         ends = [f"{source}_dq", f"{output}_weight_dq"]

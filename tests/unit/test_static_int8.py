@@ -15,7 +15,7 @@ from distilface.onnxgraph import GraphIndex, count_matmuls
 from distilface.quantization.choice import SKETCH, SMOOTHING, affine_uint8, choose, fake_quantize
 from distilface.quantization.smoothing import fold_into_value, value_projection
 from distilface.quantization.static import left_out, quantize_static
-from distilface.quantization.weights import symmetric_int8
+from distilface.quantization.weights import symmetric_int8, zero_points
 from tests.toy_graphs import graph_of, linear, run_graph, stats_of
 
 Array = NDArray[Any]
@@ -164,6 +164,15 @@ def test_what_is_left_out_is_listed() -> None:
 def test_silent_activations_and_weights_give_a_usable_scale(attention: bool) -> None:
     choice = choose(stats_of(np.zeros((10, 4))), np.zeros((4, 3), np.float32), attention)
     assert np.isfinite(choice.scale) and choice.scale > 0 and choice.error == 0
+
+
+def test_weights_of_one_width_share_their_zeros() -> None:
+    graph = onnx.GraphProto()
+    first, second, third = (zero_points(graph, channels) for channels in (3, 5, 3))
+    assert first == third != second
+    stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    assert len(graph.initializer) == 2 and stored[first].dtype == np.int8
+    assert stored[first].tolist() == [0, 0, 0] and stored[second].tolist() == [0, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("outlier", [1.0, 100.0])
