@@ -38,6 +38,13 @@ class Constant(Timed):
         return np.tile(np.array([[1, 0]], dtype=np.float32), (len(texts), 1))
 
 
+class Broken(Timed):
+    """Its vectors are not finite."""
+
+    def encode(self, texts: Sequence[str]) -> Vectors:
+        return np.full((len(texts), 2), np.nan, dtype=np.float32)
+
+
 def slow(folder: str | None, variant: str | None, threads: int) -> Timed:
     sys.stdout.write("a library that talks on standard output\n")
     sys.stdout.flush()
@@ -54,6 +61,10 @@ def endless(folder: str | None, variant: str | None, threads: int) -> Timed:
 
 def constant(folder: str | None, variant: str | None, threads: int) -> Timed:
     return Constant(0)
+
+
+def broken(folder: str | None, variant: str | None, threads: int) -> Timed:
+    return Broken(0)
 
 
 def dies(folder: str | None, variant: str | None, threads: int) -> Timed:

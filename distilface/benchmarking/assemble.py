@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from distilface.benchmarking import quality, summary
 from distilface.benchmarking.config import BenchConfig
 from distilface.benchmarking.results import Latency, Retrieval, SubjectResult, Throughput
@@ -20,6 +23,7 @@ UNSTEADY = 1.5
 class Samples:
     """Raw answers of one subject. Times in seconds; ``latency[tokens][round]`` is a list of calls.
 
+    ``pair_cosines`` has an array for each STS set.
     ``throughput`` and ``joules`` have a value a round by batch policy and threads (None: the run's own).
     """
 
@@ -32,7 +36,7 @@ class Samples:
     peak_rss: int | None = None
     batch_dependence: float | None = None
     vectors: Vectors | None = None
-    sts_vectors: Vectors | None = None
+    pair_cosines: list[NDArray[np.float64]] | None = None
     group_vectors: Vectors | None = None
     reference: str | None = None
 
@@ -48,7 +52,6 @@ class Plan:
     lengths: tuple[int, ...]
     text_count: int
     sts_sets: Sequence[quality.StsData]
-    sts_sentences: Sequence[str]
     groups: Sequence[Sequence[str]]
     group_texts: Sequence[str]
     config: BenchConfig
@@ -57,15 +60,11 @@ class Plan:
 def assemble(plan: Plan, samples: dict[str, Samples],
              progress: Callable[[str, int, int], None]) -> tuple[tuple[SubjectResult, ...], tuple[str, ...]]:
     """Results in the order of the subjects, and notes on the whole run."""
-    pair_cosines = {}
-    for name, item in samples.items():
-        if item.sts_vectors is not None:
-            pair_cosines[name] = quality.pair_cosines(item.sts_vectors, plan.sts_sentences, plan.sts_sets)
     retrieval = _retrieval(plan, samples)
     plain: dict[str, SubjectResult] = {}
     for index, subject in enumerate(plan.subjects):
         progress("scoring", index, len(plan.subjects))
-        plain[subject.name] = _result(plan, subject, samples, pair_cosines).model_copy(
+        plain[subject.name] = _result(plan, subject, samples).model_copy(
             update={"retrieval": retrieval.get(subject.name)})
     baseline = plain[plan.baseline]
     results = [_with_gains(result, baseline) for result in plain.values()]
@@ -85,7 +84,7 @@ def _retrieval(plan: Plan, samples: dict[str, Samples]) -> dict[str, Retrieval]:
     return found
 
 
-def _result(plan: Plan, subject: Subject, samples: dict[str, Samples], pair_cosines: dict[str, Any]) -> SubjectResult:
+def _result(plan: Plan, subject: Subject, samples: dict[str, Samples]) -> SubjectResult:
     mine = samples[subject.name]
     facts, load = mine.facts, mine.loads[-1]
     cosine = None
@@ -93,9 +92,9 @@ def _result(plan: Plan, subject: Subject, samples: dict[str, Samples], pair_cosi
         theirs = samples[mine.reference].vectors
         cosine = None if theirs is None else quality.cosine_summary(mine.reference, mine.vectors, theirs)
     sts = None
-    if subject.name in pair_cosines:
-        baseline = None if subject.name == plan.baseline else pair_cosines[plan.baseline]
-        sts = quality.sts_result(subject.name, plan.sts_sets, pair_cosines[subject.name], baseline,
+    if mine.pair_cosines is not None:
+        baseline = None if subject.name == plan.baseline else samples[plan.baseline].pair_cosines
+        sts = quality.sts_result(subject.name, plan.sts_sets, mine.pair_cosines, baseline,
                                  plan.config.bootstrap, plan.config.seed)
     notes = list(facts.notes)
     dependent = mine.batch_dependence is not None and mine.batch_dependence < INVARIANT

@@ -31,6 +31,7 @@ def load_sts_data(source: Path) -> list[StsData]:
 
     Raises:
         UserError: no such source, no set in it, or fewer than two pairs in a set.
+        GateError: all pairs of a set have the same score.
     """
     from distilface.evaluation import load_scored
 
@@ -49,6 +50,9 @@ def load_sts_data(source: Path) -> list[StsData]:
         if len(item.gold) < 2:
             raise UserError(f"STS set {item.name!r} of {str(source)!r} holds {len(item.gold)} pair(s); Spearman needs "
                             "at least 2: give more pairs or drop --sts")
+        if (item.gold == item.gold[0]).all():
+            raise GateError(f"STS set {item.name!r} of {str(source)!r} gives all {len(item.gold)} pairs the score "
+                            f"{item.gold[0]:g}: Spearman is undefined; give pairs of different scores or drop --sts")
     return sets
 
 
@@ -66,6 +70,12 @@ def pair_cosines(vectors: Vectors, sentences: Sequence[str], sets: Sequence[StsD
     return [cosine_rows(vectors[[row[text] for text in item.sentences1]], vectors[[row[text] for text in
                                                                                   item.sentences2]])
             for item in sets]
+
+
+def check_defined(subject: str, sets: Sequence[StsData], cosines: Sequence[NDArray[np.float64]]) -> None:
+    """Raise `GateError` where a set's Spearman is undefined: the subject gives all its pairs the same score."""
+    for item, ours in zip(sets, cosines, strict=True):
+        _score(subject, item, ours, None, 0, 0)
 
 
 def sts_result(name: str, sets: Sequence[StsData], cosines: Sequence[NDArray[np.float64]],

@@ -51,7 +51,7 @@ def bench(subjects: Sequence[Subject], config: BenchConfig | None = None, progre
 
     Raises:
         UserError: nothing to measure, a target that is not here, too few texts, unreadable data.
-        GateError: Spearman undefined.
+        GateError: Spearman undefined, or vectors that are not finite; before anything is timed.
         WorkerError: a measuring process died; carries its last line.
     """
     config = config or BenchConfig()
@@ -87,23 +87,25 @@ class _Run:
         with ThreadPoolExecutor(machine.cores_usable) as pool:
             facts = list(pool.map(static_facts, self.subjects))  # mostly zlib, which releases the interpreter lock
         self.samples = {one.name: Samples(found) for one, found in zip(self.subjects, facts, strict=True)}
-        peaks = self._peaks(threads)
         watch = LoadWatch()
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="distilface-bench-")))
+        self._vectors(folder, threads, texts, sets, sentences, grouped)
+        peaks = self._peaks(threads)
         with ExitStack() as processes:
             self._start(processes, threads)
             short, long, lengths = self._grid()
             count = token_counter(baseline.folder)
             grid = {str(n): texts_of_length(n, texts.sentences, count, seed=config.seed) for n in lengths}
             self._take_turns(grid, texts)
-            self._vectors(folder, grid, texts, sentences, grouped)
+            for subject in self.subjects:
+                worker, samples = self.workers[subject.name], self.samples[subject.name]
+                samples.peak_rss = worker.ask("memory")["peak_rss"]
+                samples.own_tokens = worker.ask("tokens", texts=grid)["means"]
         self._sweep_threads(texts, threads)
-        self._references(texts, threads)
         disturbance = watch.finish()
         plan = Plan(
             subjects=tuple(self.subjects), baseline=baseline.name, short=short, long=long, lengths=lengths,
-            text_count=len(texts.sentences), sts_sets=sets, sts_sentences=sentences,
-            groups=groups, group_texts=grouped, config=config,
+            text_count=len(texts.sentences), sts_sets=sets, groups=groups, group_texts=grouped, config=config,
         )
         results, notes = assemble(plan, self.samples, self.progress)
         if peaks:
@@ -165,7 +167,7 @@ class _Run:
 
     def _grid(self) -> tuple[int, int, tuple[int, ...]]:
         """Lengths that every subject takes uncut."""
-        limits = [samples.loads[-1]["max_seq_length"] for samples in self.samples.values()]
+        limits = [self.samples[subject.name].loads[-1]["max_seq_length"] for subject in self.subjects]
         known = [limit for limit in limits if limit is not None]
         return length_grid(self.config.lengths, min(known, default=max(self.config.lengths, default=128)))
 
@@ -221,20 +223,30 @@ class _Run:
                     for worker in workers:
                         self._throughput(worker, texts, None, threads, turn)
 
-    def _vectors(self, folder: Path, grid: dict[str, list[str]], texts: RealTexts, sentences: Sequence[str],
-                 grouped: Sequence[str]) -> None:
-        """What is not a time: memory, token counts, batch dependence and the vectors for the quality numbers."""
-        for index, subject in enumerate(self.subjects):
-            self.progress("vectors", index, len(self.subjects))
-            worker, samples = self.workers[subject.name], self.samples[subject.name]
-            samples.peak_rss = worker.ask("memory")["peak_rss"]
-            samples.own_tokens = worker.ask("tokens", texts=grid)["means"]
-            samples.batch_dependence = worker.ask("batch_dependence")["cosine"]
-            samples.vectors = _encode(worker, folder / "vectors.npy", texts.sentences)
-            if sentences:
-                samples.sts_vectors = _encode(worker, folder / "vectors.npy", sentences)
-            if grouped:
-                samples.group_vectors = _encode(worker, folder / "vectors.npy", grouped)
+    def _vectors(self, folder: Path, threads: int, texts: RealTexts, sets: Sequence[quality.StsData],
+                 sentences: Sequence[str], grouped: Sequence[str]) -> None:
+        """What is not a time, before anything is timed and in processes of its own: a broken file fails here.
+
+        The few texts of all subjects come first, then the many sentences of the STS sets. This also brings every file
+        into the page cache, so that loading is timed from there.
+        """
+        with ExitStack() as processes:
+            workers = {subject.name: processes.enter_context(Worker(subject, threads)) for subject in self.subjects}
+            for index, (name, worker) in enumerate(workers.items()):
+                self.progress("vectors", index, 2 * len(workers))
+                self._load(worker, threads)
+                self.samples[name].vectors = _encode(worker, folder / "vectors.npy", texts.sentences)
+                self.samples[name].batch_dependence = worker.ask("batch_dependence")["cosine"]
+            for index, (name, worker) in enumerate(workers.items()):
+                self.progress("vectors", len(workers) + index, 2 * len(workers))
+                if sentences:
+                    vectors = _encode(worker, folder / "vectors.npy", sentences)
+                    cosines = quality.pair_cosines(vectors, sentences, sets)
+                    quality.check_defined(name, sets, cosines)
+                    self.samples[name].pair_cosines = cosines
+                if grouped:
+                    self.samples[name].group_vectors = _encode(worker, folder / "vectors.npy", grouped)
+        self._references(texts, threads)
 
     def _references(self, texts: RealTexts, threads: int) -> None:
         """Vectors of the fp32 variant of each measured bundle, from a process of its own where it is no subject.

@@ -90,9 +90,18 @@ def test_errors_of_a_worker_reach_the_user() -> None:
     assert caught.value.exit_code == 1
 
 
-def test_constant_scores_fail_the_run() -> None:
+def test_a_broken_model_fails_before_anything_is_timed() -> None:
+    stages: list[str] = []
+
+    def note(stage: str, done: int, total: int) -> None:
+        stages.append(stage)
+
+    sts = QUICK.model_copy(update={"sts": Path("smarthome")})
     with pytest.raises(GateError, match="constant, STS set 'smarthome': Spearman is undefined"):
-        bench([fake("constant", "float32")], QUICK.model_copy(update={"sts": Path("smarthome")}))
+        bench([fake("fast", "float32"), fake("constant")], sts, note)
+    with pytest.raises(GateError, match="broken: vectors hold NaN or infinity"):
+        bench([fake("fast", "float32"), fake("broken")], QUICK, note)
+    assert set(stages) == {"reading files", "vectors"}
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is inherited on Linux only")

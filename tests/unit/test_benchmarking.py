@@ -67,7 +67,7 @@ def run_of(kind: str, seconds: float, dependence: float = 1.0) -> Samples:
 def assembled(seconds: float, dependence: float = 1.0) -> tuple[str, ...]:
     subjects = (Subject(name="b:fp32", model="b", folder=None, kind="float32"),
                 Subject(name="b:int8-dynamic", model="b", folder=None, kind="int8-dynamic"))
-    plan = Plan(subjects, "b:fp32", 14, 64, (14, 64), 2, [], [], [], [], BenchConfig())
+    plan = Plan(subjects, "b:fp32", 14, 64, (14, 64), 2, [], [], [], BenchConfig())
     ours = run_of("int8-dynamic", seconds, dependence)
     ours.reference = "b:fp32"
     results, _ = assemble(plan, {"b:fp32": run_of("float32", 0.01), "b:int8-dynamic": ours}, lambda *_: None)
@@ -249,6 +249,11 @@ def test_constant_scores_are_undefined_and_fail() -> None:
     data = quality.StsData("toy", ("a", "b"), ("c", "d"), np.array([1.0, 2.0]))
     with pytest.raises(GateError, match="x:int8, STS set 'toy': Spearman is undefined"):
         quality.sts_result("x:int8", [data], [np.array([0.5, 0.5])], None, bootstrap=0, seed=0)
+
+
+def test_pairs_of_one_score_are_refused_before_any_model_is_asked(tmp_path: Path) -> None:
+    with pytest.raises(GateError, match="gives all 2 pairs the score 3: Spearman is undefined"):
+        quality.load_sts_data(scored_file(tmp_path, ["a\tb\t3", "c\td\t3"]))
 
 
 def test_one_pair_is_not_enough(tmp_path: Path) -> None:
