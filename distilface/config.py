@@ -62,6 +62,17 @@ def dump_config(config: StrictModel) -> str:
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
+def differences(now: Any, before: Any, prefix: str = "") -> Sequence[tuple[str, Any, Any]]:
+    """Where two JSON values differ: the key (``train.seed``), the value before and the value now."""
+    if isinstance(now, dict) and isinstance(before, dict):
+        keys = sorted(now.keys() | before.keys())
+        return [found for key in keys for found in differences(now.get(key), before.get(key), f"{prefix}{key}.")]
+    if isinstance(now, list) and isinstance(before, list) and len(now) == len(before):
+        return [found for index, pair in enumerate(zip(now, before, strict=True))
+                for found in differences(*pair, f"{prefix}{index}.")]
+    return [] if now == before else [(prefix.rstrip(".").removeprefix("config."), before, now)]
+
+
 def _scalar(text: str) -> Any:
     """Read a YAML scalar, and also ``1e-5``, which YAML 1.1 takes for a string."""
     try:

@@ -23,6 +23,7 @@ from benchmarks.environments import ROOT
 from benchmarks.peers.making import Maker, Tried, peers_named, versions_and_kernels
 from distilface.artifact import Bundle
 from distilface.benchmarking import BenchConfig, bench
+from distilface.benchmarking.kept import forget
 from distilface.data import iter_texts
 from distilface.errors import UserError
 from distilface.exporter import export
@@ -93,8 +94,10 @@ def measured(arguments: argparse.Namespace, tried: list[Tried], data: Path, thre
     config = BenchConfig(texts=sample, text_count=arguments.text_count, threads=threads, rounds=arguments.rounds,
                          sts=arguments.sts or data / "senteval", lengths=(16, 64, 128),
                          load_repeats=min(3, arguments.rounds))
-    report = bench([item.subject for item in tried], config, said, command_line())
+    kept = arguments.out / "measured"
+    report = bench([item.subject for item in tried], config, said, command_line(), keep=kept, anew=True)
     write_report(report, arguments.out / "report", overwrite=True)
+    forget(kept)
     values: dict[str, Any] = json.loads(report.to_json())
     values["text_source"] = f"{arguments.text_count:,} distinct sentences of the STS sets"
     return values

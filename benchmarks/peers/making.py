@@ -17,7 +17,7 @@ from benchmarks.peers.registry import PEERS, Peer
 from distilface.artifact import Bundle, Variant, atomic_directory, write_manifest
 from distilface.benchmarking import Subject
 from distilface.benchmarking.client import Worker
-from distilface.benchmarking.runner import FIRST_TEXT
+from distilface.benchmarking.crew import FIRST_TEXT
 from distilface.consumers import run
 from distilface.errors import DistilfaceError, GateError, UserError
 from distilface.machine import machine_facts

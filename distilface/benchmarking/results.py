@@ -15,8 +15,8 @@ from distilface.config import StrictModel
 from distilface.errors import UserError, first_fault
 from distilface.machine import Disturbance, MachineFacts
 
-SCHEMA_VERSION = 2
-"""2: retrieval, threads of a throughput row, energy, roofline."""
+SCHEMA_VERSION = 3
+"""2: retrieval, threads of a throughput row, energy, roofline. 3: sittings."""
 
 
 class Spread(StrictModel):
@@ -141,7 +141,7 @@ class SubjectResult(StrictModel):
         size_bytes: the graph file (a checkpoint: its weight files); ``zip_bytes``: the same, deflated.
         import_ms, load_ms, first_vector_ms: in a fresh process: importing the runtime, loading the model, and the
             first short text after that. The file is in the page cache.
-        peak_rss_bytes: the process's largest resident size, from its start to the end of the throughput rounds.
+        peak_rss_bytes: the process's largest resident size from its start on, seen after each throughput round.
         batch_dependence: worst cosine of a short text alone and beside long ones; 1 is independent.
         size_gain, zip_gain, load_gain, rss_gain: against the baseline.
     """
@@ -192,13 +192,29 @@ class SubjectResult(StrictModel):
         return max(own, key=lambda row: row.sentences_per_second.median)
 
 
+class Sitting(StrictModel):
+    """A stretch of measuring without interruption, on the machine as it was then.
+
+    ``steps`` were measured in it. A killed sitting has neither ``seconds`` nor ``disturbance``.
+    """
+
+    started: str
+    machine: MachineFacts
+    steps: int = 0
+    seconds: float | None = None
+    disturbance: Disturbance | None = None
+
+
 class BenchReport(StrictModel):
     """One run: the subjects side by side, on one machine, from one command.
 
-    ``peaks``: 10^9 multiply-adds a second of a large product by precision; empty where it was not measured.
+    Attributes:
+        peaks: 10^9 multiply-adds a second of a large product by precision; empty where it was not measured.
+        seconds: of all sittings; ``machine`` and ``disturbance``: of the last one.
+        sittings: one, or more where the run was interrupted and went on.
     """
 
-    schema_version: Literal[1, 2] = 2
+    schema_version: Literal[1, 2, 3] = 3
     kind: Literal["distilface-bench"] = "distilface-bench"
     distilface_version: str
     created: str
@@ -218,6 +234,7 @@ class BenchReport(StrictModel):
     baseline: str
     machine: MachineFacts
     disturbance: Disturbance
+    sittings: tuple[Sitting, ...] = ()
     subjects: tuple[SubjectResult, ...] = Field(min_length=1)
     notes: tuple[str, ...] = ()
 

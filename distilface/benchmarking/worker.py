@@ -83,7 +83,8 @@ class Session:
         import numpy as np
 
         vectors = np.asarray(self.encoder.encode(texts), dtype=np.float32)
-        np.save(out, vectors, allow_pickle=False)
+        with Path(out).open("wb") as file:  # given a name, numpy would add .npy to it
+            np.save(file, vectors, allow_pickle=False)
         return {"shape": list(vectors.shape)}
 
     def do_batch_dependence(self) -> Answer:

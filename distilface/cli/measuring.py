@@ -169,11 +169,13 @@ def bench(
 ) -> None:
     """Measure bundles side by side: JSON, Markdown, HTML.
 
-    Size, load time, memory, latency, throughput and quality of every variant, in turn and each in its own process.
+    Size, load time, memory, latency, throughput and quality of every variant, in turn and each in its own process. An
+    interrupted run keeps what it measured in OUT.partial, and the same command goes on.
     """
     from distilface.artifact import check_output
     from distilface.benchmarking import BenchConfig, BenchReport
     from distilface.benchmarking import bench as run
+    from distilface.benchmarking.kept import forget
     from distilface.config import load_config
     from distilface.report import compare as compare_reports
     from distilface.report import enforce, parse_rule, ship, write_report
@@ -194,9 +196,11 @@ def bench(
         overrides |= {"rounds": 3, "latency_samples": 15, "load_repeats": 1, "lengths": [16, 128]}
     settings = load_config(BenchConfig, config, sets or (), overrides)
     subjects = [subject for model in models for subject in _subjects(model)]
+    kept = out.absolute().with_name(f"{out.absolute().name}.partial")
     with progress() as report:
-        result = run(subjects, settings, report)
+        result = run(subjects, settings, report, keep=kept, anew=overwrite)
     page = write_report(result, out, overwrite, compare_reports(old, result) if old is not None else None)
+    forget(kept)
     table = summary_table(result)
     show_table(table.title, table.header, [
         [f"{cell.main} ({cell.detail})".replace("\n", "; ") if cell.detail else cell.main for cell in row]

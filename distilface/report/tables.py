@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from distilface.benchmarking.results import BenchReport, Gain, SubjectResult
+from distilface.benchmarking.results import BenchReport, Gain, Sitting, SubjectResult
 from distilface.report import text
 
 
@@ -187,11 +187,22 @@ def machine_rows(report: BenchReport) -> list[tuple[str, str]]:
         ("target", report.target), ("rounds", f"{report.rounds}, taking turns; {report.seconds:.0f} s in all"),
         ("texts", f"{report.text_count:,} from {report.text_source}, {report.mean_tokens:.1f} tokens on average"),
     ]
+    if len(report.sittings) > 1:
+        rows += [(f"sitting {number}", _sitting(one)) for number, one in enumerate(report.sittings, 1)]
     if report.sts_source is not None:
         rows.append(("STS", report.sts_source))
     if report.groups_source is not None:
         rows.append(("groups", report.groups_source))
     return [*rows, ("measured", report.created), ("distilface", report.distilface_version)]
+
+
+def _sitting(one: Sitting) -> str:
+    begun = f"{one.started}, {one.steps} steps"
+    if one.disturbance is None or one.seconds is None:
+        return f"{begun}, load average {_or_unknown(one.machine.load_average)} before; killed"
+    busy = "unknown" if one.disturbance.other_busy is None else f"{one.disturbance.other_busy:.1%}"
+    return (f"{begun} in {one.seconds:.0f} s, load average {_or_unknown(one.disturbance.load_before)} before, "
+            f"{_or_unknown(one.disturbance.load_after)} after; used by others: {busy}")
 
 
 def _spread(median: float, low: float, high: float) -> Cell:

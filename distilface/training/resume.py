@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from distilface.config import differences
 from distilface.errors import UserError
 from distilface.training.trainer import find_checkpoint
 
@@ -34,16 +35,6 @@ def enter(work: Path, processes: int, resume: bool, overwrite: bool) -> Path | N
 
 def check_same_run(stored: Mapping[str, Any], run: Mapping[str, Any]) -> None:
     """Refuse to resume another run: its schedule, order of examples or negatives would differ."""
-    for key, before, now in _differences(json.loads(json.dumps(run)), stored):
+    for key, before, now in differences(json.loads(json.dumps(run)), stored):
         hint = "start as many processes as before" if key == "processes" else "set it back or start over (--overwrite)"
         raise UserError(f"can't resume: {key} was {before!r} in the interrupted run and is {now!r} now; {hint}")
-
-
-def _differences(now: Any, before: Any, prefix: str = "") -> Sequence[tuple[str, Any, Any]]:
-    if isinstance(now, dict) and isinstance(before, dict):
-        keys = sorted(now.keys() | before.keys())
-        return [found for key in keys for found in _differences(now.get(key), before.get(key), f"{prefix}{key}.")]
-    if isinstance(now, list) and isinstance(before, list) and len(now) == len(before):
-        return [found for index, pair in enumerate(zip(now, before, strict=True))
-                for found in _differences(*pair, f"{prefix}{index}.")]
-    return [] if now == before else [(prefix.rstrip(".").removeprefix("config."), before, now)]

@@ -16,6 +16,7 @@ import pytest
 
 from distilface.benchmarking import BenchConfig, Subject, bench, find_subjects
 from distilface.benchmarking.client import Worker, WorkerError
+from distilface.benchmarking.kept import forget
 from distilface.benchmarking.results import BenchReport
 from distilface.errors import GateError, UserError
 from distilface.report import ship, write_report
@@ -152,6 +153,67 @@ def test_ctrl_c_ends_the_workers(tmp_path: Path) -> None:
         parent.kill()
         with contextlib.suppress(ProcessLookupError):
             os.kill(worker, signal.SIGKILL)
+
+
+def test_a_killed_run_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Killed in its rounds; the same call measures the rest and nothing twice."""
+    script = textwrap.dedent("""
+        import sys
+        from pathlib import Path
+        from tests.integration.test_bench import long_run
+        long_run(Path(sys.argv[1]))
+    """)
+    kept = tmp_path / "kept"
+    first = subprocess.Popen([sys.executable, "-c", script, str(kept)], cwd=ROOT)
+    try:
+        _wait_for(kept / "step-latency-2-64.json")
+    finally:
+        first.kill()
+        first.wait()
+    before = {file.name: file.stat().st_mtime_ns for file in kept.glob("*-*") if "sitting" not in file.name}
+    assert {"step-load-0.json", "step-latency-0-8.json", "vectors-0-texts.npy"} <= before.keys()
+    with pytest.raises(UserError, match=r"interrupted run whose settings\.rounds was 12 and is 13 now"):
+        long_run(kept, rounds=13)
+    found = long_run(kept)
+    assert {name: (kept / name).stat().st_mtime_ns for name in before} == before
+    steps = [name for name in before if name.startswith("step-")]
+    assert [one.steps for one in found.sittings] == [len(steps), len(list(kept.glob("step-*"))) - len(steps)]
+    assert found.sittings[0].disturbance is None and found.sittings[1].disturbance is not None
+    assert all(len(row.round_p50) == 12 for result in found.subjects for row in result.latency)
+    assert {name for name, _ in found.model_dump().items()} == {
+        name for name, _ in bench([fake("fast")], QUICK).model_dump().items()}
+    page = to_markdown(found)
+    assert "measured in 2 sittings" in page and "sitting 1 was killed" in page and "| sitting 2 |" in page
+    # What is all there is not measured again, and other settings begin anew only when that was asked for.
+    again = long_run(kept)
+    assert again.sittings == found.sittings and again.subjects == found.subjects
+    caplog.clear()
+    anew = bench([fake("fast")], QUICK, keep=kept, anew=True)
+    assert len(anew.sittings) == 1 and "dropped what an interrupted run measured" in caplog.text
+    forget(kept)
+    assert not kept.exists()
+
+
+def long_run(kept: Path, rounds: int = 12) -> BenchReport:
+    config = QUICK.model_copy(update={"rounds": rounds, "sts": Path("smarthome")})
+    return bench([fake("fast", "int8-static"), fake("slow", "float32")], config, keep=kept)
+
+
+def _wait_for(file: Path) -> None:
+    end = time.monotonic() + 120
+    while not file.is_file():
+        assert time.monotonic() < end, f"{file} was never written"
+        time.sleep(0.01)
+
+
+def test_a_run_that_can_not_be_measured_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(GateError, match="NaN"):
+        bench([fake("broken")], QUICK, keep=tmp_path / "kept")
+    assert not (tmp_path / "kept").exists()
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "thesis.txt").write_text("mine", encoding="utf-8")
+    with pytest.raises(UserError, match="it holds other things"):
+        bench([fake("fast")], QUICK, keep=tmp_path / "kept")
 
 
 @pytest.fixture(scope="module")
