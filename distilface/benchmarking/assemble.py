@@ -39,6 +39,7 @@ class Samples:
     pair_cosines: list[NDArray[np.float64]] | None = None
     group_vectors: Vectors | None = None
     reference: str | None = None
+    notes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def _result(plan: Plan, subject: Subject, samples: dict[str, Samples]) -> Subjec
         baseline = None if subject.name == plan.baseline else samples[plan.baseline].pair_cosines
         sts = quality.sts_result(subject.name, plan.sts_sets, mine.pair_cosines, baseline,
                                  plan.config.bootstrap, plan.config.seed)
-    notes = list(facts.notes)
+    notes = [*facts.notes, *mine.notes]
     dependent = mine.batch_dependence is not None and mine.batch_dependence < INVARIANT
     if dependent and not facts.declared_dependent:
         notes.append(f"a vector depends on its batch-mates: cosine {mine.batch_dependence:.4f} at worst between a text "

@@ -17,9 +17,9 @@ from distilface.isa import saturation_warning
 if TYPE_CHECKING:
     from distilface.artifact import Bundle
 
-Backend = Literal["onnxruntime", "openvino", "torch", "factory"]
-BUNDLE_BACKENDS = ("onnxruntime", "openvino")
-"""Those that run a graph of a bundle."""
+Backend = Literal["onnxruntime", "openvino", "tensorrt", "torch", "factory"]
+BUNDLE_BACKENDS = ("onnxruntime", "openvino", "tensorrt")
+"""Those that run a graph of a bundle; ``tensorrt`` is that provider of ONNX Runtime."""
 
 
 class Subject(StrictModel):
@@ -71,7 +71,7 @@ def find_subjects(model: str | Path, variant: str | None = None, backend: str | 
     """The subjects that ``model`` stands for: every variant of a bundle, or the one named; or one checkpoint.
 
     Args:
-        backend: what runs the graphs of a bundle: ``onnxruntime`` (default) or ``openvino``.
+        backend: what runs the graphs of a bundle: ``onnxruntime`` (default), ``openvino`` or ``tensorrt``.
 
     Raises:
         UserError: no such model; a variant the bundle lacks (lists what there is); a variant or a backend of a
@@ -129,6 +129,10 @@ def check_target(subjects: Sequence[Subject], target: str, npm_folder: Path | No
     Raises:
         UserError: no such provider here; dynamic INT8 on a GPU; no browser or npm package, or no graph to run there.
     """
+    stranger = next((subject for subject in subjects if subject.backend == "tensorrt"), None)
+    if stranger is not None and target != "cuda":
+        raise UserError(f"{stranger.name} can't be measured on {target}: TensorRT runs on NVIDIA GPUs only; drop "
+                        "@tensorrt, or use --target cuda")
     if target == "cpu":
         return
     if target == "web":
@@ -139,18 +143,23 @@ def check_target(subjects: Sequence[Subject], target: str, npm_folder: Path | No
         others = " ".join(subject.name for subject in subjects if subject.kind != "int8-dynamic") or "the fp32 variant"
         raise UserError(f"{dynamic[0]} can't be measured on {target}: dynamic INT8 has no GPU kernels, each product "
                         f"would go through the CPU and run many times slower; name the others instead: {others}")
-    stranger = next((subject.name for subject in subjects if subject.backend == "openvino"), None)
-    if stranger is not None:
-        raise UserError(f"{stranger} can't be measured on {target}: OpenVINO runs on the CPU only; drop it, or use "
+    openvino = next((subject.name for subject in subjects if subject.backend == "openvino"), None)
+    if openvino is not None:
+        raise UserError(f"{openvino} can't be measured on {target}: OpenVINO runs on the CPU only; drop it, or use "
                         "--target cpu")
-    if any(subject.backend == "onnxruntime" for subject in subjects):
+    graphs = {subject.backend for subject in subjects if subject.backend in BUNDLE_BACKENDS}
+    if graphs:
         import onnxruntime
 
-        providers = onnxruntime.get_available_providers()
-        if "CUDAExecutionProvider" not in providers:
-            raise UserError(f"--target {target}: this ONNX Runtime has no CUDA provider (it has "
-                            f"{', '.join(providers)}); on a machine with an NVIDIA GPU install onnxruntime-gpu in "
-                            "place of onnxruntime, or use --target cpu")
+        present = onnxruntime.get_available_providers()
+        needed = {"CUDA": "CUDAExecutionProvider"}
+        if "tensorrt" in graphs:
+            needed["TensorRT"] = "TensorrtExecutionProvider"
+        for name, provider in needed.items():
+            if provider not in present:
+                raise UserError(f"--target {target}: this ONNX Runtime has no {name} provider (it has "
+                                f"{', '.join(present)}); on a machine with an NVIDIA GPU install onnxruntime-gpu in "
+                                "place of onnxruntime, or use --target cpu")
 
 
 def _check_web(subjects: Sequence[Subject], npm_folder: Path | None) -> None:
@@ -158,7 +167,8 @@ def _check_web(subjects: Sequence[Subject], npm_folder: Path | None) -> None:
 
     stranger = next((subject for subject in subjects if subject.backend != "onnxruntime"), None)
     if stranger is not None:
-        remedy = "drop @openvino" if stranger.backend == "openvino" else "run distilface export first"
+        bundled = stranger.backend in BUNDLE_BACKENDS
+        remedy = f"drop @{stranger.backend}" if bundled else "run distilface export first"
         raise UserError(f"{stranger.name} can't be measured on web: ONNX Runtime's WebAssembly runs the graphs of a "
                         f"bundle, and this is run by {stranger.backend}; {remedy}")
     find_browser()
@@ -244,5 +254,5 @@ def _short(model: str) -> str:
 
 
 def _full(subject: Subject) -> str:
-    mark = "" if subject.backend != "openvino" else "@openvino"
+    mark = "" if subject.backend == "onnxruntime" else f"@{subject.backend}"
     return subject.model if subject.variant is None else f"{subject.model}:{subject.variant}{mark}"

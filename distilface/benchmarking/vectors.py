@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from distilface.benchmarking.assemble import Samples
 from distilface.benchmarking.crew import Crew
 from distilface.benchmarking.run import Run
 from distilface.benchmarking.subjects import BUNDLE_BACKENDS, Subject, static_facts
+from distilface.errors import GateError
 
 
 def collect_vectors(run: Run, sets: Sequence[quality.StsData], sentences: Sequence[str],
@@ -33,6 +35,8 @@ def collect_vectors(run: Run, sets: Sequence[quality.StsData], sentences: Sequen
             samples = run.samples[subject.name]
             samples.vectors = kept.vectors(f"{index}-texts", partial(crew.encode, subject, texts))
             samples.batch_dependence = kept.step(f"batch-{index}", partial(_batch_dependence, crew, subject))
+            if run.config.target == "cuda":
+                samples.notes += kept.step(f"placement-{index}", partial(_placement, crew, subject))
         for index, subject in enumerate(run.subjects):
             run.progress("vectors", len(run.subjects) + index, 2 * len(run.subjects))
             samples = run.samples[subject.name]
@@ -46,6 +50,25 @@ def collect_vectors(run: Run, sets: Sequence[quality.StsData], sentences: Sequen
 
 def _batch_dependence(crew: Crew, subject: Subject) -> float:
     return float(crew.ask(subject, "batch_dependence")["cosine"])
+
+
+def _placement(crew: Crew, subject: Subject) -> list[str]:
+    return placement_notes(subject.name, crew.ask(subject, "placement")["placement"])
+
+
+def placement_notes(name: str, found: dict[str, Any] | None) -> list[str]:
+    """What to say of a graph on a GPU, part of which may run elsewhere.
+
+    Raises:
+        GateError: products run on the CPU: a number of it would be called the GPU's and be the processor's.
+    """
+    if found is None:
+        return []
+    if found["cpu_products"]:
+        raise GateError(f"{name}: {found['cpu_products']} products of this graph have no GPU kernel and run on the "
+                        "CPU; measure another variant there (fp32, fp16), or use --target cpu")
+    nodes = ", ".join(f"{count} by {provider}" for provider, count in sorted(found["nodes"].items()))
+    return [f"nodes of the graph run: {nodes}"]
 
 
 def _pair_cosines(crew: Crew, subject: Subject, sets: Sequence[quality.StsData],

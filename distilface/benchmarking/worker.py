@@ -119,6 +119,15 @@ class Session:
 
         return {"matmuls": asdict(executed_matmuls(self.encoder.graph, self.encoder.backend))}
 
+    def do_placement(self) -> Answer:
+        """Where the nodes of the graph run; None for what runs no graph of ours."""
+        from dataclasses import asdict
+
+        from distilface.runtime import Encoder
+        from distilface.runtime.placement import placement
+
+        return {"placement": asdict(placement(self.encoder)) if isinstance(self.encoder, Encoder) else None}
+
     def do_memory(self) -> Answer:
         """Peak resident size in bytes so far; None for a browser, which is many processes."""
         return {"peak_rss": None if hasattr(self.encoder, "page") else peak_rss()}
@@ -167,11 +176,13 @@ def _loader(subject: dict[str, Any], threads: int, target: str, max_seq_length: 
         bundle = Bundle.open(folder)
         page = Page(bundle.folder, find_packages(Path(npm_folder)))
         return lambda: WebEncoder(page, bundle, subject["variant"], threads, max_seq_length)
-    if subject["backend"] in ("onnxruntime", "openvino"):
+    if subject["backend"] in ("onnxruntime", "openvino", "tensorrt"):
         from distilface.runtime import Encoder
 
-        return lambda: Encoder.load(folder, variant=subject["variant"], threads=threads, provider=target,
-                                    max_seq_length=max_seq_length, backend=subject["backend"])
+        tensorrt = subject["backend"] == "tensorrt"  # a provider of ONNX Runtime
+        return lambda: Encoder.load(folder, variant=subject["variant"], threads=threads,
+                                    provider="tensorrt" if tensorrt else target, max_seq_length=max_seq_length,
+                                    backend="onnxruntime" if tensorrt else subject["backend"])
     from distilface.errors import UserError, require
 
     torch = require("torch", "train", "measuring a checkpoint")

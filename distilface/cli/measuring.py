@@ -147,7 +147,7 @@ def verify(
 
 def bench(
     models: Annotated[list[str], typer.Argument(
-        help="Bundles or checkpoints; BUNDLE:VARIANT for one graph; BUNDLE@openvino, BUNDLE:VARIANT@openvino.")],
+        help="Bundles or checkpoints; BUNDLE:VARIANT for one graph; BUNDLE@openvino, BUNDLE:VARIANT@tensorrt.")],
     target: Annotated[str, typer.Option("--target", help="cpu, cuda or web; never replaced by another.")] = "cpu",
     out: Annotated[Path, typer.Option("--out", "-o", help="Report folder to write.")] = Path("runs/bench"),
     sts: Annotated[File, typer.Option("--sts", help="SentEval folder, scored pairs, or 'smarthome'.")] = None,

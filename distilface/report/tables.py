@@ -180,7 +180,8 @@ def machine_rows(report: BenchReport) -> list[tuple[str, str]]:
         ("cores we may use", f"{facts.cores_usable} of {facts.cores_present or '?'}; threads used: {report.threads}"),
         ("governor", facts.governor or "not readable"),
         ("memory", "unknown" if facts.memory_bytes is None else f"{facts.memory_bytes / 2**30:.1f} GiB"),
-        ("GPU", facts.gpu or ("none used" if report.target == "cpu" else "unknown")), ("system", facts.os),
+        ("GPU", (facts.gpu or "unknown") if report.target == "cuda" else
+         "not measured here (distilface bench --target cuda on a machine with an NVIDIA GPU)"), ("system", facts.os),
         ("Python", facts.python), ("libraries", ", ".join(f"{k} {v}" for k, v in facts.libraries.items())),
         ("load average", f"{_or_unknown(seen.load_before)} before, {_or_unknown(seen.load_after)} after"),
         ("used by others", "unknown" if seen.other_busy is None else f"{seen.other_busy:.1%} of the processor"),

@@ -52,12 +52,13 @@ class Encoder:
 
     def __init__(self, graph: str | Path, tokenizer: Tokenizer, threads: int | None = None, provider: str = "cpu",
                  variant: str = "", backend: Backend = "onnxruntime", backend_reason: str = "asked for",
-                 sha256: str | None = None) -> None:
+                 sha256: str | None = None, kind: str = "") -> None:
         if backend not in BACKENDS:
             raise UserError(f"unknown backend {backend!r}; allowed: {', '.join(BACKENDS)}, and auto for a bundle")
         self.graph = Path(graph)
         self.tokenizer = tokenizer
         self.variant = variant
+        self.kind = kind
         self.provider = provider
         self.backend = backend
         self.backend_reason = backend_reason
@@ -120,7 +121,7 @@ class Encoder:
         tokenizer = Tokenizer.load(opened.folder, max_seq_length or limit, special_tokens)
         listed = opened.manifest.files.get(record.file)
         encoder = cls(graph, tokenizer, threads, provider, name, chosen, reason,
-                      listed.sha256 if listed is not None else None)
+                      listed.sha256 if listed is not None else None, record.kind)
         encoder.folder = opened.folder
         return encoder
 
@@ -225,7 +226,7 @@ class Encoder:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (self.graph.absolute(), self.tokenizer, self._threads_asked, self.provider, self.variant,
-                         self.backend, self.backend_reason, self._sha256)
+                         self.backend, self.backend_reason, self._sha256, self.kind)
 
     def _vectors(self, items: Sequence[str] | ArrayLike) -> Vectors:
         if isinstance(items, (list, tuple)) and all(isinstance(item, str) for item in items):
@@ -259,7 +260,8 @@ class Encoder:
             return opened
 
     def _open(self, streams: int) -> Engine:
-        return open_engine(self.backend, self.graph, self.threads, streams, self.provider)
+        return open_engine(self.backend, self.graph, self.threads, streams, self.provider, self.kind,
+                           self.max_seq_length)
 
     def _state(self) -> tuple[int, int] | None:
         if not self.graph.is_file():
@@ -289,10 +291,10 @@ if hasattr(os, "register_at_fork"):
 
 
 def _reopen(graph: Path, tokenizer: Tokenizer, threads: int | None, provider: str, variant: str, backend: Backend,
-            reason: str, sha256: str | None) -> Encoder:
+            reason: str, sha256: str | None, kind: str) -> Encoder:
     """What a pickle calls."""
     if not graph.is_file():
         raise UserError(f"graph {str(graph)!r} of the pickled encoder is not on this machine; copy the bundle there")
     if sha256 is not None and sha256_of(graph) != sha256:
         raise UserError(f"graph {str(graph)!r} is not the one that the encoder was pickled with; load the bundle again")
-    return Encoder(graph, tokenizer, threads, provider, variant, backend, reason, sha256)
+    return Encoder(graph, tokenizer, threads, provider, variant, backend, reason, sha256, kind)

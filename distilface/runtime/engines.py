@@ -19,6 +19,10 @@ BACKENDS = ("onnxruntime", "openvino")
 Feed = dict[str, NDArray[np.int64]]
 
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider", "tensorrt": "TensorrtExecutionProvider"}
+# What a provider lacks goes to the next: shape arithmetic has no GPU kernels. `placement` says what went where.
+_CHAINS = {"cpu": ("cpu",), "cuda": ("cuda", "cpu"), "tensorrt": ("tensorrt", "cuda", "cpu")}
+LARGEST_BATCH = 512
+"""Rows that TensorRT plans for; as many as `BATCH_TOKENS` has of the shortest texts."""
 
 
 class Engine(Protocol):
@@ -38,10 +42,12 @@ class Engine(Protocol):
         """The pooled vectors ``[batch, dim]`` of one padded batch."""
 
 
-def open_engine(backend: Backend, graph: Path, threads: int, streams: int, provider: str) -> Engine:
+def open_engine(backend: Backend, graph: Path, threads: int, streams: int, provider: str, kind: str = "",
+                longest: int = 512) -> Engine:
     """Load ``graph``.
 
     Args:
+        kind: of the variant, and ``longest`` text in tokens: what TensorRT plans its engine for.
         threads: of all runs together.
         streams: how many runs go side by side; each has ``threads / streams`` of the threads.
 
@@ -51,23 +57,22 @@ def open_engine(backend: Backend, graph: Path, threads: int, streams: int, provi
     if backend == "openvino":
         return OpenVinoEngine(graph, threads, streams, provider)
     # Callers bring a thread each, so one session with fewer threads of its own serves all streams.
-    return OnnxRuntimeEngine(graph, threads // streams, provider)
+    return OnnxRuntimeEngine(graph, threads // streams, provider, kind=kind, longest=longest)
 
 
 class OnnxRuntimeEngine:
-    """A session of ONNX Runtime."""
+    """A session of ONNX Runtime.
 
-    def __init__(self, graph: Path, threads: int, provider: str) -> None:
-        providers = [_provider(provider)]
-        if provider != "cpu":
-            providers.append("CPUExecutionProvider")  # shape arithmetic has no GPU kernels
-        try:
-            self._session = ort.InferenceSession(str(graph), session_options(threads), providers=providers)
-        except Exception as error:  # the binding's own classes derive from Exception
-            raise _unloadable(f"ONNX Runtime {ort.__version__}", graph, error) from None
-        if self._session.get_providers()[0] != providers[0]:
-            raise UserError(f"provider {provider!r} could not be started (ONNX Runtime fell back to "
-                            f"{self._session.get_providers()[0]}); check the driver, or use provider='cpu'")
+    Args:
+        bound: inputs are put on the device and the pooled output is made there (IO binding), so that a run copies
+            nothing but ids and vectors; default, on a GPU.
+    """
+
+    def __init__(self, graph: Path, threads: int, provider: str, bound: bool | None = None, kind: str = "",
+                 longest: int = 512) -> None:
+        self._device = "cpu" if provider == "cpu" else "cuda"
+        self._bound = self._device != "cpu" if bound is None else bound
+        self._session = open_session(graph, session_options(threads), provider, kind, longest)
         self.inputs = [item.name for item in self._session.get_inputs()]
         shapes = {item.name: item.shape for item in self._session.get_outputs()}
         self.outputs = list(shapes)
@@ -76,7 +81,14 @@ class OnnxRuntimeEngine:
 
     def run(self, feed: Feed) -> Vectors:
         """See `Engine`."""
-        return self._session.run([OUTPUT], feed)[0]  # type: ignore[no-any-return]
+        if not self._bound:
+            return self._session.run([OUTPUT], feed)[0]  # type: ignore[no-any-return]
+        binding = self._session.io_binding()
+        for name, values in feed.items():
+            binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(values, self._device, 0))
+        binding.bind_output(OUTPUT, self._device, 0)
+        self._session.run_with_iobinding(binding)
+        return np.array(binding.get_outputs()[0].numpy())
 
 
 class OpenVinoEngine:
@@ -118,6 +130,47 @@ class OpenVinoEngine:
             return np.array(request.infer(feed, share_inputs=True, share_outputs=True)[0])
         finally:
             self._requests.put(request)
+
+
+def open_session(graph: Path, options: Any, provider: str, kind: str, longest: int) -> Any:
+    """A session on ``provider``, never on another in its place.
+
+    Raises:
+        UserError: the provider isn't there or did not start, or the file can't be loaded.
+    """
+    names = [_provider(name) for name in _CHAINS.get(provider, (provider,))]
+    try:
+        settings: list[dict[str, str]] = [{} for _ in names]
+        if provider == "tensorrt":
+            plain = ort.SessionOptions()
+            plain.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+            known = ort.InferenceSession(str(graph), plain, providers=["CPUExecutionProvider"])
+            settings[0] = tensorrt_settings(kind, [item.name for item in known.get_inputs()], longest)
+        session = ort.InferenceSession(str(graph), options, providers=names, provider_options=settings)
+    except Exception as error:  # the binding's own classes derive from Exception
+        raise _unloadable(f"ONNX Runtime {ort.__version__}", graph, error) from None
+    started = session.get_providers()
+    missing = next((name for name in names if name not in started), None)
+    if missing is not None or started[0] != names[0]:
+        raise UserError(f"provider {provider!r} could not be started (ONNX Runtime has {', '.join(started)} instead of "
+                        f"{', '.join(names)}); check the driver and the CUDA, cuDNN and TensorRT libraries, or use "
+                        "provider='cpu'")
+    return session
+
+
+def tensorrt_settings(kind: str, inputs: list[str], longest: int) -> dict[str, str]:
+    """One engine for every shape up to the largest batch; 16-bit and integer kernels only where the graph asks for
+    them, so that float32 stays float32."""
+    def shapes(rows: int, tokens: int) -> str:
+        return ",".join(f"{name}:{rows}x{tokens}" for name in inputs)
+
+    settings = {"trt_profile_min_shapes": shapes(1, 1), "trt_profile_opt_shapes": shapes(16, min(32, longest)),
+                "trt_profile_max_shapes": shapes(LARGEST_BATCH, longest)}
+    if kind == "float16":
+        settings["trt_fp16_enable"] = "True"
+    if kind == "int8-static":  # without it TensorRT refuses a graph whose scales are in it
+        settings["trt_int8_enable"] = "True"
+    return settings
 
 
 def openvino_settings(threads: int, streams: int) -> dict[str, Any]:

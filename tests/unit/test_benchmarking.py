@@ -17,7 +17,10 @@ from distilface.benchmarking.quality import retrieval_result
 from distilface.benchmarking.results import SCHEMA_VERSION, BenchReport
 from distilface.benchmarking.subjects import StaticFacts, check_target, deflated_size, static_facts, with_unique_names
 from distilface.benchmarking.texts import length_grid, real_texts, texts_of_length, token_counter
+from distilface.benchmarking.vectors import placement_notes
 from distilface.errors import GateError, UserError
+from distilface.report.markdown import to_markdown
+from distilface.report.page import to_html
 from tests.synthetic_report import report
 
 
@@ -305,6 +308,37 @@ def test_cuda_is_never_replaced() -> None:
         with pytest.raises(UserError, match="--target cuda: this ONNX Runtime has no CUDA provider"):
             check_target([fp32], "cuda")
     check_target([dynamic], "cpu")
+    engine = Subject(name="b:fp16@tensorrt", model="b", folder=None, kind="float16", backend="tensorrt")
+    for target in ("cpu", "web"):
+        with pytest.raises(UserError, match=f"b:fp16@tensorrt can't be measured on {target}.*--target cuda"):
+            check_target([fp32, engine], target)
+
+
+def test_each_provider_asked_for_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    fp32 = Subject(name="b:fp32", model="b", folder=None, kind="float32")
+    engine = fp32.model_copy(update={"name": "b:fp32@tensorrt", "backend": "tensorrt"})
+    present = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    monkeypatch.setattr("onnxruntime.get_available_providers", lambda: present)
+    check_target([fp32], "cuda")
+    with pytest.raises(UserError, match="has no TensorRT provider"):
+        check_target([fp32, engine], "cuda")
+    present.insert(0, "TensorrtExecutionProvider")
+    check_target([fp32, engine], "cuda")
+
+
+def test_products_on_the_cpu_are_no_number_of_a_gpu() -> None:
+    both = {"nodes": {"CUDAExecutionProvider": 90, "CPUExecutionProvider": 7}, "cpu_products": 0}
+    assert placement_notes("b:fp32", both) == [
+        "nodes of the graph run: 7 by CPUExecutionProvider, 90 by CUDAExecutionProvider"]
+    assert placement_notes("torch", None) == []
+    with pytest.raises(GateError, match="b:int8-static: 12 products of this graph have no GPU kernel"):
+        placement_notes("b:int8-static", {**both, "cpu_products": 12})
+
+
+def test_a_report_says_that_no_gpu_was_measured() -> None:
+    row = "not measured here (distilface bench --target cuda on a machine with an NVIDIA GPU)"
+    assert f"| GPU | {row} |" in to_markdown(report()) and row in to_html(report())
+    assert "not measured here" not in to_markdown(report(target="cuda"))
 
 
 def test_deflated_size_is_what_zip_makes(tmp_path: Path) -> None:

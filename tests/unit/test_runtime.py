@@ -27,6 +27,8 @@ from distilface.errors import DistilfaceError, GateError, UserError
 from distilface.parity import batch_dependence, cosines
 from distilface.runtime import Encoder
 from distilface.runtime.choice import choose_backend
+from distilface.runtime.engines import OnnxRuntimeEngine, tensorrt_settings
+from distilface.runtime.placement import placement
 from distilface.tokenizer import Tokenizer
 
 VARIANTS = ("fp32", "int8-static", "int8-dynamic")
@@ -190,12 +192,40 @@ def test_a_gpu_that_is_not_there_is_an_error(tiny_bundle: Path, provider: str, n
         Encoder.load(tiny_bundle, variant, provider=provider)
 
 
+def test_bound_inputs_and_outputs_give_the_same_vectors(tiny_bundle: Path, encoder: Encoder) -> None:
+    """IO binding, which a GPU gets, with the CPU as the device."""
+    feed = encoder.feed([[2, 60, 61, 3], [2, 60, 3]])
+    graph = Bundle.open(tiny_bundle).graph("fp32")
+    plain, bound = (OnnxRuntimeEngine(graph, 1, "cpu", bound=bound) for bound in (False, True))
+    first = bound.run(feed)
+    assert np.array_equal(first, plain.run(feed)) and first.dtype == np.float32
+    other = bound.run(encoder.feed([[2, 70, 3]]))
+    assert other.shape == (1, encoder.dim)
+    assert np.array_equal(first, plain.run(feed))  # no later run writes into what an earlier one gave
+
+
+def test_where_the_nodes_of_a_graph_run(encoder: Encoder) -> None:
+    found = placement(encoder)
+    assert set(found.nodes) == {"CPUExecutionProvider"} and found.nodes["CPUExecutionProvider"] > 16
+    assert found.cpu_products == 2 * (6 + 2)  # two layers: six products with a weight, two of the attention
+
+
+def test_tensorrt_plans_for_every_shape_and_keeps_the_precision() -> None:
+    plain = tensorrt_settings("float32", ["input_ids", "attention_mask"], 256)
+    assert plain == {"trt_profile_min_shapes": "input_ids:1x1,attention_mask:1x1",
+                     "trt_profile_opt_shapes": "input_ids:16x32,attention_mask:16x32",
+                     "trt_profile_max_shapes": "input_ids:512x256,attention_mask:512x256"}
+    assert set(tensorrt_settings("float16", ["input_ids"], 8)) - set(plain) == {"trt_fp16_enable"}
+    assert set(tensorrt_settings("int8-static", ["input_ids"], 8)) - set(plain) == {"trt_int8_enable"}
+    assert tensorrt_settings("float32", ["input_ids"], 8)["trt_profile_opt_shapes"] == "input_ids:16x8"
+
+
 def test_a_provider_that_falls_back_in_silence_is_an_error(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """ONNX Runtime lists CUDA when it was built with it, and quietly uses the CPU when the driver is missing."""
     monkeypatch.setattr(ort, "get_available_providers", lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"])
     genuine = ort.InferenceSession
     monkeypatch.setattr(ort, "InferenceSession",
-                        lambda graph, options, providers: genuine(graph, options, providers=["CPUExecutionProvider"]))
+                        lambda graph, options, **_: genuine(graph, options, providers=["CPUExecutionProvider"]))
     with pytest.raises(UserError, match="'cuda' could not be started"):
         Encoder.load(tiny_bundle, provider="cuda")
 
