@@ -32,7 +32,7 @@ class Peer:
     environment: str
     packages: tuple[str, ...]
     runs: Runs
-    kind: Kind | Literal["other"] = "other"
+    kind: Kind | Literal["bfloat16", "other"] = "other"
     prepare: str | None = None
     engine: str | None = None
     file: str | None = None
@@ -42,7 +42,8 @@ class Peer:
 ST = "sentence-transformers"
 PEERS: tuple[Peer, ...] = (
     Peer(f"{ST} torch fp32", "sentence-transformers-6", (ST, "torch"), "checkpoint", "float32", engine="torch_fp32"),
-    Peer(f"{ST} torch bf16", "sentence-transformers-6", (ST, "torch"), "checkpoint", engine="torch_bf16"),
+    Peer(f"{ST} torch bf16", "sentence-transformers-6", (ST, "torch"), "checkpoint", "bfloat16",
+         engine="torch_bf16"),
     Peer(f"{ST} ONNX INT8", "sentence-transformers-5", (ST, "onnxruntime"), "made", "int8-dynamic",
          "sentence_transformers_onnx", "sentence_transformers_onnx"),
     Peer(f"{ST} OpenVINO INT8", "sentence-transformers-openvino", (ST, "openvino", "optimum-intel"), "made",

@@ -121,12 +121,13 @@ class Roofline(StrictModel):
     """How near throughput comes to the limit of the processor's arithmetic.
 
     Attributes:
-        precision: of the products: ``int8`` or ``fp32``, in which weight-only and half-precision graphs multiply, too.
+        precision: of the products: ``int8``, ``bf16`` (torch) or ``fp32``, in which weight-only and half-precision
+            graphs multiply, too.
         needed: 10^9 multiply-adds for 1,000 sentences, padding not counted.
         reached: 10^9 multiply-adds a second; ``peak``: of one large product; ``fraction``: reached / peak.
     """
 
-    precision: Literal["fp32", "int8"]
+    precision: Literal["fp32", "bf16", "int8"]
     needed: float
     reached: float
     peak: float
@@ -137,7 +138,8 @@ class SubjectResult(StrictModel):
     """Everything measured of one subject; a value that could not be measured is None and ``notes`` says why.
 
     Attributes:
-        kind: ``float32``, ``float16``, ``int8-static``, ``int8-dynamic``, ``weight-only``; ``other`` if unknown.
+        kind: ``float32``, ``float16``, ``int8-static``, ``int8-dynamic``, ``weight-only``, ``bfloat16`` (torch);
+            ``other`` if unknown.
         size_bytes: the graph file (a checkpoint: its weight files); ``zip_bytes``: the same, deflated.
         import_ms, load_ms, first_vector_ms: in a fresh process: importing the runtime, loading the model, and the
             first short text after that. The file is in the page cache.

@@ -14,10 +14,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from distilface.benchmarking.results import Roofline
+from distilface.benchmarking.results import Roofline, SubjectResult
+from distilface.benchmarking.subjects import BUNDLE_BACKENDS, Subject
 from distilface.errors import require
 
-Precision = Literal["fp32", "int8"]
+Precision = Literal["fp32", "bf16", "int8"]
 ROWS, INNER, OUTER = 1024, 1024, 4096
 """The product whose speed is the limit: large enough to hide everything but arithmetic."""
 REPEATS = 7
@@ -65,10 +66,48 @@ def measure_peaks(threads: int) -> dict[str, float]:
 
 def roofline(kind: str, work: Work, lengths: Sequence[int], seconds: float, peaks: dict[str, float]) -> Roofline:
     """What a pass over texts of ``lengths`` tokens in ``seconds`` reaches of the limit of its precision."""
-    precision: Precision = "int8" if kind.startswith("int8") else "fp32"
+    precision = precision_of(kind)
     needed = work.of(lengths) / 1e9
     return Roofline(precision=precision, needed=needed * 1000 / len(lengths), reached=needed / seconds,
                     peak=peaks[precision], fraction=needed / seconds / peaks[precision])
+
+
+def precision_of(kind: str) -> Precision:
+    """What a kind of subject multiplies in; weight-only and half-precision graphs on a CPU multiply in float32."""
+    return "int8" if kind.startswith("int8") else "bf16" if kind == "bfloat16" else "fp32"
+
+
+def with_rooflines(subjects: Sequence[Subject], results: Sequence[SubjectResult], lengths: Sequence[int],
+                   peaks: dict[str, float], limit: int | None) -> tuple[SubjectResult, ...]:
+    """The results with a roofline each, or with a note why there is none.
+
+    The products are counted in the float32 graph of the subject's bundle; what has the same weights as a subject of a
+    bundle (``reference``) needs the same.
+
+    Args:
+        lengths: of the texts of a throughput pass, in tokens, uncut.
+        limit: the run's own ``max_seq_length``.
+    """
+    from distilface.artifact import Bundle
+
+    by_name, found = {subject.name: subject for subject in subjects}, []
+    for subject, result in zip(subjects, results, strict=True):
+        counted = by_name.get(subject.reference or "", subject)
+        bundle = Bundle.open(counted.folder) if counted.folder and counted.backend in BUNDLE_BACKENDS else None
+        precision = precision_of(subject.kind)
+        missing = ("products are counted in the graph of a bundle, and this is none" if bundle is None else
+                   "its bundle has no fp32 graph in which to count the products" if "fp32" not in bundle.variant_names
+                   else f"no {precision} product could be measured here" if precision not in peaks else None)
+        if missing is not None or bundle is None:
+            found.append(result.model_copy(update={"notes": (*result.notes, f"no roofline: {missing}")}))
+            continue
+        manifest = bundle.manifest
+        work = work_of(bundle.graph("fp32"), manifest.num_layers, manifest.hidden_size)
+        longest = min(manifest.max_seq_length, limit or manifest.max_seq_length)
+        best = result.best_throughput.sentences_per_second.median
+        found.append(result.model_copy(update={"roofline": roofline(
+            subject.kind, work, [min(length, longest) for length in lengths], len(lengths) / best, peaks)}))
+    return tuple(found)
 
 
 def _session(operator: str, threads: int) -> Any:

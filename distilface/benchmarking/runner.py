@@ -18,10 +18,10 @@ from distilface.benchmarking import quality
 from distilface.benchmarking.assemble import Plan, Samples, assemble
 from distilface.benchmarking.config import BenchConfig
 from distilface.benchmarking.kept import Kept, forget
-from distilface.benchmarking.results import BenchReport, SubjectResult
-from distilface.benchmarking.roofline import measure_peaks, roofline, work_of
+from distilface.benchmarking.results import BenchReport
+from distilface.benchmarking.roofline import measure_peaks, with_rooflines
 from distilface.benchmarking.run import Progress, Run, plan_of
-from distilface.benchmarking.subjects import BUNDLE_BACKENDS, Subject, check_target, static_facts, with_unique_names
+from distilface.benchmarking.subjects import Subject, check_target, static_facts, with_unique_names
 from distilface.benchmarking.texts import real_texts, token_counter
 from distilface.benchmarking.timing import measure_times
 from distilface.benchmarking.vectors import collect_vectors
@@ -94,7 +94,7 @@ def _measure(subjects: Sequence[Subject], config: BenchConfig, progress: Progres
     results, notes = assemble(plan, samples, progress)
     lengths = count(texts.sentences)
     if peaks:
-        results = _rooflines(run, results, lengths, peaks)
+        results = with_rooflines(subjects, results, lengths, peaks, config.max_seq_length)
     sittings = kept.sittings()
     unknown = Disturbance(load_before=None, load_after=None, other_busy=None, steal=None)
     return BenchReport(
@@ -108,26 +108,6 @@ def _measure(subjects: Sequence[Subject], config: BenchConfig, progress: Progres
         disturbance=sittings[-1].disturbance or unknown, subjects=results, notes=(*notes, *kept.notes()), peaks=peaks,
         sittings=sittings,
     )
-
-
-def _rooflines(run: Run, results: tuple[SubjectResult, ...], lengths: Sequence[int],
-               peaks: dict[str, float]) -> tuple[SubjectResult, ...]:
-    """Of what runs a graph of a bundle that still has its float32 graph to count."""
-    from distilface.artifact import Bundle
-
-    found, limit = [], run.config.max_seq_length
-    for subject, result in zip(run.subjects, results, strict=True):
-        bundle = Bundle.open(subject.folder) if subject.folder and subject.backend in BUNDLE_BACKENDS else None
-        if bundle is None or "fp32" not in bundle.variant_names:
-            found.append(result)
-            continue
-        manifest = bundle.manifest
-        work = work_of(bundle.graph("fp32"), manifest.num_layers, manifest.hidden_size)
-        longest = min(manifest.max_seq_length, limit or manifest.max_seq_length)
-        best = result.best_throughput.sentences_per_second.median
-        found.append(result.model_copy(update={"roofline": roofline(
-            result.kind, work, [min(length, longest) for length in lengths], len(lengths) / best, peaks)}))
-    return tuple(found)
 
 
 def _command_line() -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from distilface.benchmarking.results import BenchReport, SubjectResult
+from distilface.benchmarking.results import BenchReport, Spread, SubjectResult
 from distilface.report.figure import PALETTE, WIDTH, style
 from distilface.report.text import MEGABYTE, set_name, significant
 
@@ -37,7 +37,7 @@ class Plot:
 def make_plots(report: BenchReport) -> list[Plot]:
     """The plots that this report has data for. Needs matplotlib (ModuleNotFoundError without)."""
     colours = {result.name: PALETTE[index % len(PALETTE)] for index, result in enumerate(report.subjects)}
-    makers = (_quality, _sizes, _rates, _lengths, _sts_sets, _sts_changes)
+    makers = (_quality, _sizes, _rates, _lengths, _batches, _threads, _sts_sets, _sts_changes)
     return [plot for number, make in enumerate(makers) if (plot := make(report, colours, number)) is not None]
 
 
@@ -138,6 +138,51 @@ def _lengths(report: BenchReport, colours: dict[str, str], number: int) -> Plot 
                       for r in report.subjects)
     return _plot("Latency by length", f"p50 at batch 1 by tokens, with quartiles: {words}.", draw, number,
                  3.3 + 0.22 * len(report.subjects))
+
+
+def _batches(report: BenchReport, colours: dict[str, str], number: int) -> Plot | None:
+    curves = {r.name: {row.batch_tokens: row.sentences_per_second for row in r.throughput
+                       if row.threads is None and row.batch_tokens is not None} for r in report.subjects}
+    return _rate_curves("Throughput by batch size", "padded tokens in a batch", curves, colours, number)
+
+
+def _threads(report: BenchReport, colours: dict[str, str], number: int) -> Plot | None:
+    curves: dict[str, dict[int, Spread]] = {}
+    for r in report.subjects:
+        best = curves.setdefault(r.name, {})
+        for row in r.throughput:
+            threads, rate = row.threads or report.threads, row.sentences_per_second
+            if threads not in best or rate.median > best[threads].median:
+                best[threads] = rate
+    return _rate_curves("Throughput by threads", "threads, the best batch size of each", curves, colours, number)
+
+
+def _rate_curves(title: str, label: str, curves: dict[str, dict[int, Spread]], colours: dict[str, str],
+                 number: int) -> Plot | None:
+    """Median and range of sentences a second over a number; None where there is one number only."""
+    places = sorted({place for curve in curves.values() for place in curve})
+    if len(places) < 2:
+        return None
+
+    def draw(axes: Axes) -> None:
+        for name, curve in curves.items():
+            at = sorted(curve)
+            axes.plot(at, [curve[place].median for place in at], color=colours[name], marker="o", markersize=4,
+                      linewidth=1.8, label=name)
+            axes.fill_between(at, [curve[place].low for place in at], [curve[place].high for place in at],
+                              color=colours[name], alpha=0.18, linewidth=0)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(places, [f"{place:,}" for place in places])
+        axes.minorticks_off()
+        axes.set_ylim(0, None)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+        axes.set_xlabel(label)
+        axes.set_ylabel("sentences/s, median and range")
+        _legend(axes, len(curves))
+
+    words = "; ".join(f"{name} " + ", ".join(f"{place}: {significant(curve[place].median)}" for place in sorted(curve))
+                      for name, curve in curves.items())
+    return _plot(title, f"Sentences a second by {label}: {words}.", draw, number, 3.3 + 0.22 * len(curves))
 
 
 def _sts_sets(report: BenchReport, colours: dict[str, str], number: int) -> Plot | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,10 +14,13 @@ from pydantic import ValidationError
 from distilface.benchmarking import BenchConfig, Subject, find_subjects, quality, summary
 from distilface.benchmarking.assemble import Plan, Samples, assemble
 from distilface.benchmarking.energy import EnergyMeter
+from distilface.benchmarking.kept import Kept
 from distilface.benchmarking.quality import retrieval_result
 from distilface.benchmarking.results import SCHEMA_VERSION, BenchReport
+from distilface.benchmarking.run import Run
 from distilface.benchmarking.subjects import StaticFacts, check_target, deflated_size, static_facts, with_unique_names
-from distilface.benchmarking.texts import length_grid, real_texts, texts_of_length, token_counter
+from distilface.benchmarking.texts import RealTexts, length_grid, real_texts, texts_of_length, token_counter
+from distilface.benchmarking.timing import _Rounds
 from distilface.benchmarking.vectors import placement_notes
 from distilface.errors import GateError, UserError
 from distilface.report.markdown import to_markdown
@@ -333,6 +337,36 @@ def test_products_on_the_cpu_are_no_number_of_a_gpu() -> None:
     assert placement_notes("torch", None) == []
     with pytest.raises(GateError, match="b:int8-static: 12 products of this graph have no GPU kernel"):
         placement_notes("b:int8-static", {**both, "cpu_products": 12})
+
+
+class NotedCrew:
+    """Answers at once and remembers who was asked what."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, int | None, int]] = []
+
+    def ask(self, subject: Subject, op: str, **fields: Any) -> dict[str, Any]:
+        if op == "throughput":
+            self.asked.append((subject.name, fields["batch_tokens"], len(fields["texts"])))
+        return {"peak_rss": 7} if op == "memory" else {"seconds": 0.5}
+
+
+def test_a_thread_sweep_changes_who_begins_and_has_every_batch_size(tmp_path: Path) -> None:
+    subjects = [Subject(name=name, model=name, folder=None) for name in ("a", "b")]
+    config = BenchConfig(rounds=2, batch_tokens=(64, 256), settle_seconds=0)
+    samples = {name: Samples(StaticFacts()) for name in ("a", "b")}
+    run = Run(subjects, config, 2, RealTexts("here", ("one", "two") * 10), Kept(tmp_path / "kept", {}), samples,
+              lambda *_: None)
+    crew = NotedCrew()
+    _Rounds(run, crew, threads=1).take({})  # type: ignore[arg-type]
+    # Before each timed pass a warm-up: all texts the first time, a tenth after that.
+    assert crew.asked == [
+        (name, batch, count) for warm, order in ((20, "ab"), (2, "ba")) for batch in (64, 256)
+        for name in order for count in (warm, 20)]
+    assert samples["a"].throughput == {(64, 1): [0.5, 0.5], (256, 1): [0.5, 0.5]} and samples["a"].peak_rss is None
+    again = NotedCrew()
+    _Rounds(run, again, threads=1).take({})  # type: ignore[arg-type]
+    assert again.asked == []  # all of it was kept
 
 
 def test_a_report_says_that_no_gpu_was_measured() -> None:

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from distilface.benchmarking.results import BenchReport
+from distilface.benchmarking import summary
+from distilface.benchmarking.results import BenchReport, Throughput
 from distilface.errors import GateError, UserError
 from distilface.machine import Disturbance
 from distilface.report import compare, enforce, evaluate_rules, parse_rule, ship, text, write_report
@@ -273,6 +274,19 @@ def test_names_stay_in_their_cell_in_markdown() -> None:
     header = next(line for line in tables if line.startswith("| subject | size"))
     unescaped = re.compile(r"(?<!\\)\|")
     assert len(unescaped.findall(rows[0])) == len(unescaped.findall(header))
+
+
+def test_throughput_by_batch_size_and_by_threads_is_drawn() -> None:
+    def rows(factor: float) -> tuple[Throughput, ...]:
+        return tuple(summary.throughput(batch, 100, [100 / (rate * factor)], threads) for batch, threads, rate in (
+            (256, None, 800), (1024, None, 700), (256, 1, 400), (1024, 1, 500)))
+
+    made = report(subject(throughput=rows(1)), subject("minilm:int8-static", "int8-static", throughput=rows(2)))
+    page = to_html(made)
+    assert "minilm:fp32 256: 800, 1024: 700; minilm:int8-static 256: 1,600, 1024: 1,400." in page
+    # The report's own number of threads is 2; of each, the faster batch size.
+    assert "minilm:fp32 1: 500, 2: 800; minilm:int8-static 1: 1,000, 2: 1,600." in page
+    assert "Throughput by" not in to_html(report())
 
 
 def test_page_without_matplotlib_says_how_to_get_plots(monkeypatch: pytest.MonkeyPatch) -> None:
