@@ -133,6 +133,26 @@ def speed() -> str:
     return _with_command(lines, result) + f"\n\n{facts}"
 
 
+_AXES = {"length": "tokens of a text", "batch": "padded tokens in a batch", "threads": "threads", "layers": "layers",
+         "vocabulary": "words", "texts": "texts, streamed"}
+_COSTS = {"p50_ms": ("p50 at batch 1, ms", 2), "sentences_per_second": ("sentences/s", 0),
+          "megabytes": ("size, MB", 1), "peak_megabytes": ("peak memory, MB", 0)}
+
+
+def scaling() -> str:
+    """What grows, and how cost grows with it; nothing before it was measured."""
+    if not (RESULTS / "scaling.json").is_file():
+        return ""
+    result = read_result("scaling")
+    lines = [_row(["what grows", "model", "cost", "value: cost"]), _rule(4)]
+    for axis, label in _AXES.items():
+        for model in dict.fromkeys(row["model"] for row in result["rows"] if row["axis"] == axis):
+            rows = [row for row in result["rows"] if (row["axis"], row["model"]) == (axis, model)]
+            lines += [_row([label, model, cost, ", ".join(f"{row['value']:,}: {row[key]:,.{digits}f}" for row in rows)])
+                      for key, (cost, digits) in _COSTS.items() if key in rows[0]]
+    return _with_command(lines, result)
+
+
 def peers() -> str:
     """Every way to run the same weights, in one run; nothing before it was measured."""
     if not (RESULTS / "peers.json").is_file():
@@ -215,7 +235,8 @@ def consumers() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {"consumers": consumers, "minilm_sts": minilm_sts, "training": training,
                                         "distillation": distillation, "probes": probes, "budgets": budgets,
-                                        "speed": speed, "peers": peers, "training_speed": training_speed}
+                                        "speed": speed, "scaling": scaling, "peers": peers,
+                                        "training_speed": training_speed}
 
 
 def filled(text: str) -> str:
