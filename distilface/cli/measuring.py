@@ -14,7 +14,7 @@ from distilface.errors import UserError
 
 if TYPE_CHECKING:
     from distilface.artifact import Bundle
-    from distilface.benchmarking import Subject
+    from distilface.benchmarking import BenchConfig, Subject
 
 
 def evaluate(
@@ -176,15 +176,16 @@ def bench(
     from distilface.benchmarking import BenchConfig, BenchReport
     from distilface.benchmarking import bench as run
     from distilface.benchmarking.kept import forget
+    from distilface.benchmarking.subjects import with_unique_names
     from distilface.config import load_config
     from distilface.report import compare as compare_reports
     from distilface.report import enforce, parse_rule, ship, write_report
+    from distilface.report.gates import check_old
     from distilface.report.tables import summary_table
 
     rules = fail_on or []
     for rule in rules:
-        if parse_rule(rule).metric.name in ("drop", "spearman") and sts is None:
-            raise UserError(f"--fail-on {rule!r} needs judged pairs; give --sts FOLDER (or --sts smarthome)")
+        check_old(parse_rule(rule), compare)
     check_output(out, overwrite, [*models, texts, sts, groups])
     old = BenchReport.from_json(_read(compare), str(compare)) if compare is not None else None
     overrides: dict[str, Any] = {
@@ -195,7 +196,9 @@ def bench(
     if quick:
         overrides |= {"rounds": 3, "latency_samples": 15, "load_repeats": 1, "lengths": [16, 128]}
     settings = load_config(BenchConfig, config, sets or (), overrides)
-    subjects = [subject for model in models for subject in _subjects(model)]
+    subjects = with_unique_names([subject for model in models for subject in _subjects(model)])
+    for rule in rules:
+        _check_measured(rule, settings, subjects)
     kept = out.absolute().with_name(f"{out.absolute().name}.partial")
     with progress() as report:
         result = run(subjects, settings, report, keep=kept, anew=overwrite)
@@ -209,6 +212,20 @@ def bench(
     console.print(f"ship {verdict.name or 'nothing'}: {verdict.reason}")
     console.print(f"report: {page}")
     enforce(rules, result, old)
+
+
+def _check_measured(text: str, settings: BenchConfig, subjects: list[Subject]) -> None:
+    """Refuse a rule on what this run will not measure, before it measures anything."""
+    from distilface.report import parse_rule
+
+    rule = parse_rule(text)
+    if rule.metric.name in ("drop", "spearman") and settings.sts is None:
+        raise UserError(f"--fail-on {text!r} needs judged pairs; give --sts FOLDER (or --sts smarthome)")
+    if rule.metric.name == "recall" and settings.groups is None:
+        raise UserError(f"--fail-on {text!r} needs texts that mean the same; give --groups FILE")
+    names = [subject.name for subject in subjects]
+    if rule.subject is not None and rule.subject not in (*names, *(subject.variant for subject in subjects)):
+        raise UserError(f"--fail-on {text!r}: no subject {rule.subject!r}; the subjects are {', '.join(names)}")
 
 
 def _read(file: Path) -> str:

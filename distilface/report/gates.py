@@ -82,6 +82,12 @@ def parse_rule(text: str) -> Rule:
                 value, bool(match["sign"]), percent)
 
 
+def check_old(rule: Rule, old: object) -> None:
+    """Refuse a change where there is nothing older."""
+    if rule.against_old and old is None:
+        raise UserError(f"--fail-on {rule.text!r} is a change against an older report; give one: --compare OLD.json")
+
+
 def evaluate_rules(rules: Sequence[str], report: BenchReport, old: BenchReport | None = None) -> list[Broken]:
     """The rules that are broken, in order.
 
@@ -104,8 +110,7 @@ def enforce(rules: Sequence[str], report: BenchReport, old: BenchReport | None =
 
 
 def _evaluate(rule: Rule, report: BenchReport, old: BenchReport | None) -> list[Broken]:
-    if rule.against_old and old is None:
-        raise UserError(f"--fail-on {rule.text!r} is a change against an older report; give one: --compare OLD.json")
+    check_old(rule, old)
     subjects = _subjects(rule, report)
     values = {subject.name: _value(rule, subject, report, old) for subject in subjects}
     measured = {name: value for name, value in values.items() if value is not None}

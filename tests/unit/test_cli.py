@@ -34,6 +34,7 @@ MISTAKES = [
     (["train", "--config", "nowhere.yaml"], "nowhere.yaml"),
     (["bench", "./nowhere"], "does not exist"),
     (["bench", ".", "--fail-on", "speed>3"], "unknown metric"),
+    (["bench", ".", "--fail-on", "p50>+10%"], "give one: --compare OLD.json"),
     (["evaluate", "./nowhere", "--data", "."], "does not exist"),
     (["sweep", "--config", "nowhere.yaml"], "nowhere.yaml"),
     (["sweep"], "--config"),
@@ -167,7 +168,8 @@ def test_an_interrupt_is_one_line_and_130(monkeypatch: pytest.MonkeyPatch, tiny_
 @pytest.mark.parametrize("arguments", [
     ["quantize", "B", "--int8", "--max-drop", "-1"], ["quantize", "B", "--int8", "--min-cosine", "2"],
     ["quantize", "B", "--int8", "--column", "text"], ["quantize", "B", "--int8", "--out", "B/sub"],
-    ["bench", "B", "--fail-on", "drop>0.3"], ["evaluate", "B", "--data", ".", "--sets", ""],
+    ["bench", "B", "--fail-on", "drop>0.3"], ["bench", "B", "--fail-on", "recall<50"],
+    ["bench", "B", "--fail-on", "p50[nobody]>3"], ["evaluate", "B", "--data", ".", "--sets", ""],
     ["export", "B", "--out", "o", "--pooling", "cls"],
     ["encode", "B", "in.txt", "--out", "in.txt", "--format", "npy", "--overwrite"],
     ["encode", "B", "in.txt", "--out", "in.txt/v.npy"], ["evaluate", "B", "--data", ".", "--json", "in.txt/s.json"],
