@@ -173,7 +173,7 @@ def _unsteady(plan: Plan, result: SubjectResult) -> list[str]:
     """Say so when the rounds disagree about a gain."""
     gains = {f"at batch 1, {plan.short} tokens": result.latency_at(plan.short).gain,
              "in throughput": result.best_throughput.gain}
-    return [f"unsteady: the gain {name} ranged from {gain.low:.2f}x to {gain.high:.2f}x over the rounds"
+    return [f"unsteady: the gain {name} ranged from {gain.low:.3g}x to {gain.high:.3g}x over the rounds"
             for name, gain in gains.items() if gain is not None and gain.high > UNSTEADY * gain.low]
 
 

@@ -105,8 +105,10 @@ def with_rooflines(subjects: Sequence[Subject], results: Sequence[SubjectResult]
         work = work_of(bundle.graph("fp32"), manifest.num_layers, manifest.hidden_size)
         longest = min(manifest.max_seq_length, limit or manifest.max_seq_length)
         best = result.best_throughput.sentences_per_second.median
-        found.append(result.model_copy(update={"roofline": roofline(
-            subject.kind, work, [min(length, longest) for length in lengths], len(lengths) / best, peaks)}))
+        made = roofline(subject.kind, work, [min(length, longest) for length in lengths], len(lengths) / best, peaks)
+        over = (f"reaches {made.fraction:.0%} of the measured limit, which so was measured too low: another load "
+                "disturbed it, repeat on a quiet machine",) if made.fraction > 1 else ()
+        found.append(result.model_copy(update={"roofline": made, "notes": (*result.notes, *over)}))
     return tuple(found)
 
 

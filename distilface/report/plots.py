@@ -55,7 +55,8 @@ def _quality(report: BenchReport, colours: dict[str, str], number: int) -> Plot 
         sizes = [r.size_bytes or 0 for r, _, _ in points]
         for r, x, y in points:
             area = 60 + 340 * (r.size_bytes or 0) / (max(sizes) or 1)
-            axes.scatter([x], [y], s=area, color=colours[r.name], alpha=0.85, linewidths=0, label=r.name, zorder=3)
+            axes.scatter([x], [y], s=area, color=colours[r.name], alpha=0.85, linewidths=0, label=r.name, zorder=3,
+                         clip_on=False)
         axes.set_xlim(0, max(x for _, x, _ in points) * 1.15)
         low, high = min(y for *_, y in points), max(y for *_, y in points)
         # Never less than a point of Spearman (0.02 of cosine) from bottom to top: noise must not look like a cliff.

@@ -27,6 +27,7 @@ pre { background: var(--card); padding: .8rem 1rem; border-radius: 8px; white-sp
 .verdict summary { cursor: pointer; }
 .warning { background: var(--warn-card); color: var(--warn); border-radius: 8px; padding: .6rem 1rem;
   margin: 0 0 1.5rem; }
+.warning + .warning { margin-top: -1rem; }
 .scroll { overflow-x: auto; }
 .scroll:focus-visible, summary:focus-visible, pre:focus-visible { outline: 2px solid var(--accent);
   outline-offset: 2px; }

@@ -66,7 +66,7 @@ def _summary_row(report: BenchReport, result: SubjectResult, scored: bool, has_c
 def _gained(gain: Gain | None, absolute: str, is_baseline: bool) -> Cell:
     if gain is None:
         return Cell(text.NONE, absolute)
-    span = "" if is_baseline else f"\n{gain.low:.2f} to {text.times(gain.high)}"
+    span = "" if is_baseline else f"\n{text.factor(gain.low)} to {text.times(gain.high)}"
     return Cell(text.times(gain.median), f"{absolute}{span}")
 
 

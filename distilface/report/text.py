@@ -27,8 +27,13 @@ def milliseconds(value: float | None) -> str:
 
 
 def times(gain: float | None) -> str:
-    """A gain over the baseline: ``3.95×``."""
-    return NONE if gain is None else f"{gain:.2f}×"
+    """A gain over the baseline: ``3.95×``; far below 1, two significant digits: ``0.0013×``."""
+    return NONE if gain is None else f"{factor(gain)}×"
+
+
+def factor(gain: float) -> str:
+    """The number of `times` alone."""
+    return f"{gain:.2f}" if gain >= 0.1 else significant(gain, 2)
 
 
 def rate(value: float | None) -> str:

@@ -23,6 +23,11 @@ STATIC = subject("minilm:int8-static", "int8-static", 2.0, 22_600_000, 0.06, 0.9
 DYNAMIC = subject("minilm:int8-dynamic", "int8-dynamic", 2.4, 23_000_000, 0.61, 0.9948)
 
 
+def test_a_gain_far_below_one_is_no_zero() -> None:
+    assert [text.times(gain) for gain in (3.949, 1.0, 0.1, 0.0567, 0.00127)] == [
+        "3.95×", "1.00×", "0.10×", "0.057×", "0.0013×"]
+
+
 @pytest.mark.parametrize(("value", "expected"), [
     (0, "0"), (0.0712, "0.0712"), (0.66, "0.660"), (9.5, "9.50"), (9.996, "10.0"), (71.23, "71.2"), (999.6, "1,000"),
     (7123.4, "7,123"), (0.00001234, "0.0000123"), (-2.5, "-2.50"),

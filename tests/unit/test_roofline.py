@@ -55,6 +55,10 @@ def test_why_there_is_none(bundle_copy: Path) -> None:
     assert [item.roofline.precision if item.roofline else None for item in found] == ["fp32", None, "int8", None]
     assert found[1].notes[-1] == "no roofline: products are counted in the graph of a bundle, and this is none"
     assert found[3].notes[-1] == "no roofline: no bf16 product could be measured here"
+    assert found[0].notes == ()
+    (over,) = with_rooflines([Subject(name="fp32", model="b", folder=bundle_copy, variant="fp32", kind="float32")],
+                             [subject("fp32")], [10, 10], {"fp32": 1e-9}, None)
+    assert "which so was measured too low" in over.notes[-1]
     cut = json.loads((bundle_copy / MANIFEST).read_text(encoding="utf-8"))
     del cut["variants"]["fp32"]
     (bundle_copy / MANIFEST).write_text(json.dumps(cut), encoding="utf-8")
