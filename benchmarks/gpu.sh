@@ -18,4 +18,4 @@ print("\n".join(f"{sys.argv[1]}:{name}{backend}" for name in variants for backen
 LIST
 )
 mapfile -t names <<<"$subjects"
-python -m distilface bench "${names[@]}" --target cuda --out "$out" --overwrite
+python -m distilface bench "${names[@]}" --target cuda --batch-tokens 512,4096,16384 --out "$out" --overwrite

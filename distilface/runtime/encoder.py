@@ -24,7 +24,7 @@ from distilface.loading import sha256_of
 from distilface.precision import Precision, Scales, truncate, with_precision
 from distilface.protocol import Vectors
 from distilface.runtime.choice import Choice, check_version, choose_backend
-from distilface.runtime.engines import BACKENDS, Backend, Engine, Feed, open_engine
+from distilface.runtime.engines import BACKENDS, LARGEST_BATCH, Backend, Engine, Feed, open_engine
 from distilface.search import Corpus, Hits, search, similarity
 from distilface.tokenizer import SpecialTokens, Tokenizer, check_texts
 
@@ -189,7 +189,8 @@ class Encoder:
     def encode_ids(self, rows: Sequence[Sequence[int]], batch_tokens: int = BATCH_TOKENS) -> Vectors:
         """Unit vectors, float32 ``[len(rows), dim]``, for ids (special tokens included, at most the limit)."""
         vectors = np.empty((len(rows), self.dim), dtype=np.float32)
-        batches = batches_by_length([len(row) for row in rows], batch_tokens)
+        most = LARGEST_BATCH if self.provider == "tensorrt" else None
+        batches = batches_by_length([len(row) for row in rows], batch_tokens, most)
         side_by_side = len(batches) > 1 and self.threads > 1 and self.provider == "cpu"
         engine = self._engine(side_by_side)
 

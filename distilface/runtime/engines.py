@@ -22,7 +22,7 @@ _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider", "t
 # What a provider lacks goes to the next: shape arithmetic has no GPU kernels. `placement` says what went where.
 _CHAINS = {"cpu": ("cpu",), "cuda": ("cuda", "cpu"), "tensorrt": ("tensorrt", "cuda", "cpu")}
 LARGEST_BATCH = 512
-"""Rows that TensorRT plans for; as many as `BATCH_TOKENS` has of the shortest texts."""
+"""Rows that TensorRT plans for, and so never gets more of."""
 
 
 class Engine(Protocol):

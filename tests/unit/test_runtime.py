@@ -210,6 +210,19 @@ def test_where_the_nodes_of_a_graph_run(encoder: Encoder) -> None:
     assert found.cpu_products == 2 * (6 + 2)  # two layers: six products with a weight, two of the attention
 
 
+def test_tensorrt_never_gets_a_batch_it_did_not_plan_for(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = Encoder.load(tiny_bundle, threads=1)
+    sizes: list[int] = []
+    run = encoder._run
+    monkeypatch.setattr(encoder, "_run", lambda engine, rows: (sizes.append(len(rows)), run(engine, rows))[1])
+    encoder.encode_ids([[2, 3]] * 1100, batch_tokens=10_000)
+    assert sizes == [1100]
+    sizes.clear()
+    encoder.provider = "tensorrt"  # its engine is open already
+    encoder.encode_ids([[2, 3]] * 1100, batch_tokens=10_000)
+    assert sizes == [512, 512, 76]
+
+
 def test_tensorrt_plans_for_every_shape_and_keeps_the_precision() -> None:
     plain = tensorrt_settings("float32", ["input_ids", "attention_mask"], 256)
     assert plain == {"trt_profile_min_shapes": "input_ids:1x1,attention_mask:1x1",
