@@ -71,6 +71,21 @@ def tiny_bundle(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return folder
 
 
+@pytest.fixture(scope="session")
+def full_bundle(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`tiny_bundle` with every other variant as well; the tables are 4-bit in w4 and codebooks in w8."""
+    from distilface.quantization import quantize
+    from distilface.smarthome import utterances
+
+    folder = Path(shutil.copytree(tiny_bundle, tmp_path_factory.mktemp("full") / "full"))
+    texts = [item.text for item in utterances("train")][:60]
+    quantize(folder, "token", texts, max_drop=100)
+    quantize(folder, "w8", texts, max_drop=100, embeddings="pq", min_cosine=0.8)
+    quantize(folder, "w4", texts, max_drop=100, min_cosine=0.8)
+    quantize(folder, "fp16", texts, max_drop=100)
+    return folder
+
+
 @pytest.fixture
 def bundle_copy(tiny_bundle: Path, tmp_path: Path) -> Path:
     """A copy of `tiny_bundle` that the test may alter."""

@@ -218,7 +218,7 @@ def _bundle_facts(bundle: Bundle, name: str) -> StaticFacts:
     if warning is not None:
         notes.append(warning)
     if variant.needs_custom_ops:
-        notes.append("uses com.microsoft operators: runs in ONNX Runtime and its kin only")
+        notes.append("uses com.microsoft operators: runs in ONNX Runtime, its kin and OpenVINO 2026 only")
     return StaticFacts(
         file=variant.file, size_bytes=graph.stat().st_size, zip_bytes=deflated_size(graph),
         parameters=_graph_parameters(bundle), integer_matmuls=variant.integer_matmuls,

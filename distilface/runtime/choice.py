@@ -35,8 +35,6 @@ def choose_backend(asked: Choice, name: str, variant: Variant, provider: str) ->
     if asked == "auto":
         if provider != "cpu":
             return "onnxruntime", f"OpenVINO runs here on the CPU only, and {provider} was asked for"
-        if variant.needs_custom_ops:
-            return "onnxruntime", f"variant {name} uses com.microsoft operators, which only ONNX Runtime has"
         if variant.kind != "int8-static":
             return "onnxruntime", f"OpenVINO is faster for int8-static alone, and {name} is {variant.kind}"
         if platform.machine().lower() not in ("x86_64", "amd64"):
@@ -46,7 +44,4 @@ def choose_backend(asked: Choice, name: str, variant: Variant, provider: str) ->
         return "openvino", "OpenVINO is the faster one for int8-static on x86-64"
     if asked not in get_args(Choice):
         raise UserError(f"unknown backend {asked!r}; allowed: {', '.join(get_args(Choice))}")
-    if asked == "openvino" and variant.needs_custom_ops:
-        raise UserError(f"variant {name!r} uses com.microsoft operators, which OpenVINO lacks; use "
-                        "backend='onnxruntime', or another variant")
     return asked, "asked for"

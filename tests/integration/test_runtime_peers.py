@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from distilface.artifact import Bundle
+from distilface.artifact import VARIANT_FILES, Bundle
 from distilface.cli import run
 from distilface.errors import UserError
 from distilface.parity import FP32_FLOOR, INVARIANT, batch_dependence, cosines
@@ -44,19 +44,21 @@ def openvino() -> None:
 
 
 @pytest.mark.usefixtures("openvino")
-@pytest.mark.parametrize("variant", ["fp32", "int8-static", "int8-dynamic"])
+@pytest.mark.parametrize("variant", list(VARIANT_FILES))
 @pytest.mark.parametrize("threads", [1, 2])
-def test_openvino_gives_the_golden_vectors(tiny_bundle: Path, variant: str, threads: int) -> None:
+def test_openvino_gives_the_golden_vectors(full_bundle: Path, variant: str, threads: int) -> None:
     """In float32, whatever the processor has: bfloat16 would not reach the fp32 floor."""
-    bundle = Bundle.open(tiny_bundle)
+    bundle = Bundle.open(full_bundle)
     golden = bundle.golden()
-    encoder = Encoder.load(tiny_bundle, variant, threads=threads, backend="openvino")
+    encoder = Encoder.load(full_bundle, variant, threads=threads, backend="openvino")
     expected = np.array([item.vector for item in golden], dtype=np.float32)
     floor = FP32_FLOOR if variant == "fp32" else bundle.variant(variant).cosine_floor
     texts = [item.text for item in golden] * 5
     alone = np.concatenate([encoder.embed_batch([item.ids]) for item in golden])
     assert (alone.shape, alone.dtype) == ((len(golden), 32), np.float32)
     assert cosines(alone, expected).min() >= floor
+    other = Encoder.load(full_bundle, variant, threads=1)
+    assert cosines(alone, np.concatenate([other.embed_batch([item.ids]) for item in golden])).min() >= 0.9999
     assert cosines(encoder.encode(texts, batch_tokens=64), np.tile(expected, (5, 1))).min() >= floor
     if bundle.variant(variant).batch_invariant:
         assert batch_dependence(encoder) >= INVARIANT

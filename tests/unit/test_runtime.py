@@ -511,12 +511,15 @@ def test_similarity_and_search_of_texts_and_of_vectors(encoder: Encoder) -> None
     ("int8-static", "cuda", True, "x86_64", "onnxruntime", "cuda was asked for"),
     ("fp32", "cpu", True, "x86_64", "onnxruntime", "fp32 is float32"),
     ("int8-dynamic", "cpu", True, "x86_64", "onnxruntime", "is int8-dynamic"),
+    ("w4", "cpu", True, "x86_64", "onnxruntime", "for int8-static alone, and w4 is weight-only"),
 ])
 def test_auto_says_why(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, name: str, provider: str, installed: bool,
                        machine: str, expected: str, reason: str) -> None:
     monkeypatch.setattr("platform.machine", lambda: machine)
     monkeypatch.setattr("importlib.util.find_spec", lambda _: object() if installed else None)
-    found, why = choose_backend("auto", name, Bundle.open(tiny_bundle).variant(name), provider)
+    variants = Bundle.open(tiny_bundle).manifest.variants
+    weight_only = variants["fp32"].model_copy(update={"kind": "weight-only", "needs_custom_ops": True})
+    found, why = choose_backend("auto", name, variants.get(name, weight_only), provider)
     assert found == expected
     assert reason in why
 
@@ -526,13 +529,6 @@ def test_auto_is_logged_and_kept(tiny_bundle: Path, caplog: pytest.LogCaptureFix
         encoder = Encoder.load(tiny_bundle, backend="auto", threads=1)
     assert (encoder.backend, "float32" in encoder.backend_reason) == ("onnxruntime", True)
     assert caplog.records[0].getMessage() == f"fp32: backend onnxruntime: {encoder.backend_reason}"
-
-
-def test_custom_operators_are_refused_by_openvino(tiny_bundle: Path) -> None:
-    variant = Bundle.open(tiny_bundle).variant("fp32").model_copy(update={"needs_custom_ops": True})
-    with pytest.raises(UserError, match=r"com\.microsoft operators, which OpenVINO lacks"):
-        choose_backend("openvino", "fp32", variant, "cpu")
-    assert "com.microsoft" in choose_backend("auto", "fp32", variant, "cpu")[1]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("openvino") is not None, reason="OpenVINO is installed")
