@@ -41,9 +41,9 @@ def web(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return installed("web", tmp_path_factory.mktemp("web") / "web")
 
 
-def test_onnxruntime_web_gives_the_golden_vectors(web: Path, tiny_bundle: Path) -> None:
-    outcomes = check_consumers(tiny_bundle, node_folder=web, names=["onnxruntime-web"])
-    assert len(outcomes) == 3
+def test_onnxruntime_web_gives_the_golden_vectors(web: Path, full_bundle: Path) -> None:
+    outcomes = check_consumers(full_bundle, node_folder=web, names=["onnxruntime-web"])
+    assert len(outcomes) == 7
     assert all(item.status == "ok" for item in outcomes), [item.line for item in outcomes]
 
 
@@ -64,7 +64,7 @@ def test_the_page_in_chromium(web: Path, tiny_bundle: Path, tmp_path: Path) -> N
     done = subprocess.run(["npm", "test"], cwd=web, env=environment, capture_output=True, text=True, check=False,
                           timeout=600)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    assert "# pass 10" in done.stdout and "# skipped 0" in done.stdout
+    assert "# pass 11" in done.stdout and "# skipped 0" in done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +72,9 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return installed("node", tmp_path_factory.mktemp("node") / "node")
 
 
-def test_onnxruntime_node_gives_the_golden_vectors(node: Path, tiny_bundle: Path) -> None:
-    outcomes = check_consumers(tiny_bundle, node_folder=node, names=["onnxruntime-node"])
-    assert len(outcomes) == 3
+def test_onnxruntime_node_gives_the_golden_vectors(node: Path, full_bundle: Path) -> None:
+    outcomes = check_consumers(full_bundle, node_folder=node, names=["onnxruntime-node"])
+    assert len(outcomes) == 7
     assert all(item.status == "ok" for item in outcomes), [item.line for item in outcomes]
 
 

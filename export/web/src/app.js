@@ -1,11 +1,12 @@
 // The page: what the user does, what the worker answers.
 import example from "./example.js";
-import { megabytes, MOST_LINES, readLines } from "./text.js";
+import { megabytes, MOST_CHARACTERS, MOST_LINES, readLines } from "./text.js";
 import SearchWorker from "./worker.js?worker&inline";
 
 const DEBOUNCE = 120; // milliseconds without a key before a query is sent
 const REFRESH = 1000; // and between refreshed results while lines are still being embedded
 const AROUND = 2; // lines shown before and after a result
+const SHOWN = 1000; // characters of a line: a book in one line would stop the page
 
 const at = (id) => document.getElementById(id);
 const element = (name, className, text = "") => Object.assign(document.createElement(name), { className, textContent: text });
@@ -79,6 +80,7 @@ const handlers = {
       + `${(milliseconds / 1000).toFixed(1)} s`);
     at("model").dataset.state = "ready";
     at("check").disabled = false;
+    tell("The model is ready.");
     memoryUse(memory, 0);
     index();
   },
@@ -93,6 +95,7 @@ const handlers = {
       textStatus(done < total ? `${state.name}: ${count(done)} of ${count(total)} lines embedded${rate}${left}`
         : `${state.name}: ${lineCount(total)}, all embedded${rate}`);
     }
+    if (total && done === total && at("text").dataset.state !== "ready") tell(`${state.name}: ${lineCount(total)}, all embedded`);
     at("text").dataset.state = done === total ? "ready" : "busy";
     memoryUse(memory, vectors);
     if (state.latest && (done === total || performance.now() - state.refreshed > REFRESH)) ask();
@@ -178,8 +181,10 @@ async function take(file) {
   at("text-progress").hidden = true;
   at("text").dataset.state = "";
   at("query").disabled = lines.length === 0;
+  at("remove").hidden = lines.length === 0;
   if (!lines.length) {
     textStatus(`${file.name} holds no text: nothing to search.`);
+    tell(`${file.name} holds no text.`);
     at("query").value = "";
   } else textStatus(`${file.name}: ${lineCount(lines.length)}${state.ready ? "" : ", waiting for the model"}`);
   ask();
@@ -188,7 +193,7 @@ async function take(file) {
 
 function index() {
   if (!state.ready) return;
-  send("index", { texts: state.lines.map(({ text }) => text) });
+  send("index", { texts: state.lines.map(({ text }) => text.slice(0, MOST_CHARACTERS)) });
   ask();
 }
 
@@ -197,6 +202,17 @@ at("text-input").addEventListener("change", ({ target }) => {
   target.value = ""; // the same file may be chosen again after a change
 });
 at("example").addEventListener("click", () => take(new File([example], "example.txt")));
+
+at("remove").addEventListener("click", () => {
+  Object.assign(state, { lines: [], name: "", done: 0 });
+  for (const id of ["remove", "text-progress"]) at(id).hidden = true;
+  Object.assign(at("query"), { value: "", disabled: true });
+  textStatus("No text yet.");
+  fail("");
+  ask();
+  index(); // also ends what is still being embedded
+  at("text-input").focus();
+});
 
 for (const [type, over] of [["dragenter", true], ["dragover", true], ["dragleave", false], ["drop", false]]) {
   document.addEventListener(type, (event) => {
@@ -234,7 +250,7 @@ function show(results, found) {
     value.setAttribute("aria-label", `score ${score.toFixed(3)}`);
     const place = element("span", "number", count(number));
     place.setAttribute("aria-label", `line ${number}`);
-    button.append(place, element("span", "line", text), value, bar);
+    button.append(place, element("span", "line", shown(text)), value, bar);
     item.append(button);
     return item;
   }));
@@ -253,7 +269,7 @@ at("results").addEventListener("click", ({ target }) => {
   const around = element("ul", "around");
   for (let i = Math.max(0, line - AROUND); i <= Math.min(state.lines.length - 1, line + AROUND); i++) {
     const row = element("li", i === line ? "this" : "");
-    row.append(element("span", "number", count(state.lines[i].number)), element("span", "line", state.lines[i].text));
+    row.append(element("span", "number", count(state.lines[i].number)), element("span", "line", shown(state.lines[i].text)));
     around.append(row);
   }
   button.after(around);
@@ -283,6 +299,12 @@ function fail(message) {
   Object.assign(at("error"), { textContent: message, hidden: !message });
 }
 
+/** For a screen reader: what came to an end, not every step on the way. */
+function tell(message) {
+  at("news").textContent = message;
+}
+
+const shown = (text) => (text.length > SHOWN ? `${text.slice(0, SHOWN)} …` : text);
 const count = (number) => number.toLocaleString("en");
 const lineCount = (number) => `${count(number)} ${number === 1 ? "line" : "lines"}`;
 

@@ -2,9 +2,7 @@
 import { Tokenizer } from "@huggingface/tokenizers";
 import * as ort from "onnxruntime-web/wasm";
 import compressed from "virtual:wasm";
-
-/** Longer texts are cut before tokenizing: no limit of tokens reaches that far, and a book in one line would take minutes. */
-const MOST_CHARACTERS = 50_000;
+import { MOST_CHARACTERS } from "./text.js";
 
 let memory; // the runtime keeps its WebAssembly memory to itself; its size is what the page shows
 const Memory = WebAssembly.Memory;

@@ -3,6 +3,9 @@
 export const MOST_LINES = 100_000;
 const MOST_BYTES = 200 * 2 ** 20;
 
+/** Longer lines are cut before tokenizing: no limit of tokens reaches that far, and a book in one line would take minutes. */
+export const MOST_CHARACTERS = 50_000;
+
 /**
  * The lines of a file that are not blank, each with its number from 1.
  * @param {File | Blob} file

@@ -58,6 +58,8 @@ const ready = (opened) => opened.waitForSelector("#model[data-state=ready]", pat
 const drop = (opened, name, content) => opened.setInputFiles("#text-input",
   { name, mimeType: "text/plain", buffer: Buffer.from(content) });
 const embedded = (opened) => opened.waitForSelector("#text[data-state=ready]", patience);
+const told = (opened, text) => opened.locator("#text-status", { hasText: text }).waitFor({ timeout: 300_000 });
+const numbered = (count) => Array.from({ length: count }, (_, i) => `${reference.texts[i % reference.texts.length]} ${i}`);
 const error = async (opened) => (await opened.waitForSelector("#error:not([hidden])", patience)).textContent();
 const search = async (opened, query, count) => {
   const shown = (wanted) => opened.waitForFunction((number) =>
@@ -90,10 +92,12 @@ test("half an emoji is replaced, not refused", async () => {
 
 test("files without text are refused or said to be empty", async () => {
   await drop(page, "empty.txt", "");
-  await page.getByText("empty.txt holds no text: nothing to search.").waitFor();
+  await told(page, "empty.txt holds no text: nothing to search.");
+  assert.equal(await page.textContent("#news"), "empty.txt holds no text.");
+  assert.equal(await page.isHidden("#remove"), true);
   assert.equal(await page.isDisabled("#query"), true);
   await drop(page, "blank.txt", "\n  \n\t\r\n");
-  await page.getByText("blank.txt holds no text").waitFor();
+  await told(page, "blank.txt holds no text");
   await drop(page, "picture.png", Buffer.from([0x89, 0x50, 0x4e, 0x47, 0xff, 0xfe]));
   assert.match(await error(page), /picture\.png is not UTF-8 text/);
   await drop(page, "zeros.bin", Buffer.alloc(10));
@@ -130,7 +134,7 @@ test("everything that can be used has a name", async () => {
 });
 
 test("10,000 lines: searched while they are embedded, and all of them in the end", async () => {
-  const lines = Array.from({ length: 10_000 }, (_, i) => `${reference.texts[i % reference.texts.length]} ${i}`);
+  const lines = numbered(10_000);
   await page.evaluate(() => {
     globalThis.longest = 0;
     globalThis.found = [];
@@ -143,16 +147,40 @@ test("10,000 lines: searched while they are embedded, and all of them in the end
       .observe(document.getElementById("found"), { childList: true });
   });
   await drop(page, "long.txt", lines.join("\n"));
-  await page.getByText("of 10,000 lines embedded").waitFor(patience);
+  await told(page, "of 10,000 lines embedded");
   for (const text of ["x", "xy", lines[9_000]]) await page.fill("#query", text);
   await page.waitForFunction(() => globalThis.found.some((text) => text.includes("embedded so far")), null, patience);
-  await page.getByText("long.txt: 10,000 lines, all embedded").waitFor({ timeout: 300_000 });
+  await told(page, "long.txt: 10,000 lines, all embedded");
+  assert.equal(await page.textContent("#news"), "long.txt: 10,000 lines, all embedded");
   await page.waitForFunction(() => document.getElementById("found").textContent.endsWith("nearest of 10,000 lines"), null, patience);
   assert.equal(await page.locator("#results .line").first().textContent(), lines[9_000]);
   assert.equal(await page.locator("#results .number").first().textContent(), "9,001");
   assert.match(await page.textContent("#stat-memory"), /^\d+ MB: model [\d.]+ MB, vectors [\d.]+ MB$/);
   const longest = await page.evaluate(() => { clearInterval(globalThis.clock); return globalThis.longest; });
   assert.ok(longest < 1000, `the page stood still for ${longest} ms`);
+});
+
+test("a book in one line, a text replaced and one removed while they are embedded", async () => {
+  await drop(page, "book.txt", `${"a long word ".repeat(100_000)}\n${reference.texts[1]}`);
+  await embedded(page);
+  await search(page, reference.texts[1], 2);
+  const [near, book] = await page.locator("#results .line").allTextContents();
+  assert.equal(near, reference.texts[1]);
+  assert.match(book, /^a long word .{980,1000} …$/);
+  await drop(page, "many.txt", numbered(10_000).join("\n"));
+  await told(page, "of 10,000 lines embedded");
+  await drop(page, "few.txt", "turn on the light\nplay music");
+  await told(page, "few.txt: 2 lines, all embedded");
+  await search(page, "play music", 2);
+  assert.equal(await page.locator("#results .line").first().textContent(), "play music");
+  await drop(page, "many.txt", numbered(10_000).join("\n"));
+  await told(page, "of 10,000 lines embedded");
+  await page.getByRole("button", { name: "Remove" }).press("Enter");
+  await told(page, "No text yet.");
+  await page.locator("#stat-memory", { hasText: "vectors 0.0 MB" }).waitFor(patience);
+  assert.equal(await page.isDisabled("#query"), true);
+  assert.equal(await page.locator("#results > li").count(), 0);
+  assert.equal(await page.isHidden("#remove"), true);
 });
 
 test("the float graph finds the lines that distilface finds", async () => {
