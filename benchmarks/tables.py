@@ -233,10 +233,28 @@ def consumers() -> str:
     return _with_command(lines, result)
 
 
+def browser_app() -> str:
+    """The page of export/web on a real model: times, memory, and whether it finds what `Encoder` finds."""
+    if not (RESULTS / "browser_app.json").is_file():
+        return ""
+    result = read_result("browser_app")
+    columns = [f"{result['lines']:,} lines", "loads, CPU s", "embeds the lines, CPU s", "lines a CPU second",
+               "a query, CPU ms", "page's process, MB at most", "own line first", "nearest as `Encoder`'s"]
+    lines = [_row(columns), _rule(len(columns))]
+    for name, row in result["rows"].items():
+        query = f"{row['query_cpu_milliseconds']:.0f}" if "query_cpu_milliseconds" in row else "-"
+        lines.append(_row([
+            name, f"{row['load_cpu_seconds']:.1f}", f"{row['index_cpu_seconds']:.0f}",
+            f"{result['lines'] / row['index_cpu_seconds']:.0f}", query, f"{row['process_megabytes']:.0f}",
+            f"{row['own_lines_first']} of {row['own_lines_asked']}",
+            f"{100 * row['same_nearest']:.0f} % of {row['nearest']}"]))
+    return _with_command(lines, result)
+
+
 TABLES: dict[str, Callable[[], str]] = {"consumers": consumers, "minilm_sts": minilm_sts, "training": training,
                                         "distillation": distillation, "probes": probes, "budgets": budgets,
                                         "speed": speed, "scaling": scaling, "peers": peers,
-                                        "training_speed": training_speed}
+                                        "training_speed": training_speed, "browser_app": browser_app}
 
 
 def filled(text: str) -> str:
