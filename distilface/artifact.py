@@ -13,13 +13,14 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from distilface.errors import GateError, UserError, first_fault
+from distilface.errors import FULL_DISK, GateError, UserError, first_fault
 from distilface.loading import sha256_of
 from distilface.tokenizer import write_json
 
 Model = TypeVar("Model", bound=BaseModel)
 MANIFEST = "distilface.json"
 GOLDEN = "golden.json"
+CARD = "README.md"
 FORMAT_VERSION = 1
 _MARKS = (MANIFEST, "report.json", f"bundle/{MANIFEST}", "probe.json")
 """One of these files is in every folder that this package writes: checkpoint and bundle, report, demo, probe."""
@@ -59,7 +60,8 @@ class Variant(_Record):
         batch_dependence: worst cosine measured between a text alone and beside long neighbours.
         integer_matmuls: MatMuls whose product is computed on integers; ``float_matmuls``: the others with a constant
             weight; ``weight_only_matmuls``: stored small, multiplied in float.
-        needs_custom_ops: the graph uses ``com.microsoft`` operators, so only ONNX Runtime and its kin run it.
+        needs_custom_ops: the graph uses ``com.microsoft`` operators, so only ONNX Runtime, its kin and OpenVINO 2026
+            run it.
         needs_onnxruntime: the first version that has all its operators (``"1.22"``), or empty when standard ones do.
         largest_integer_weight: largest magnitude of an INT8 weight in an integer product; see `isa`.
     """
@@ -204,6 +206,11 @@ class Bundle:
             raise GateError(f"{str(file)!r} was altered: sha256 {found[:16]}..., the manifest says "
                             f"{record.sha256[:16]}...; copy or export the bundle again")
 
+    def check_files(self, names: Iterable[str] | None = None) -> None:
+        """`check_file` for all that the manifest lists, or for ``names``; `GateError` names the first that differs."""
+        for name in self.manifest.files if names is None else names:
+            self.check_file(name)
+
     def golden(self) -> list[GoldenText]:
         """The golden texts with their ids and fp32 vectors."""
         values = json.loads((self.folder / GOLDEN).read_text(encoding="utf-8"))
@@ -211,7 +218,10 @@ class Bundle:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> Manifest:
-    """Record every file of ``folder`` in the manifest and write it, last and atomically."""
+    """Record every file of ``folder`` in the manifest and write it, last and atomically.
+
+    What lies there is taken as it is: files of another bundle are checked before they come here.
+    """
     files = {}
     for file in sorted(folder.rglob("*")):
         relative = file.relative_to(folder).as_posix()
@@ -301,7 +311,8 @@ def atomic_directory(out: str | Path, overwrite: bool = False) -> Iterator[Path]
     temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=out.parent))
     temporary.chmod(0o755)
     try:
-        yield temporary
+        with _full_disk_named(out):
+            yield temporary
         for file in temporary.rglob("*"):  # safetensors writes for the owner's eyes only
             if file.is_file():
                 file.chmod(file.stat().st_mode | 0o444)
@@ -332,10 +343,22 @@ def atomic_file(path: str | Path) -> Iterator[Path]:
     temporary = Path(name)
     temporary.chmod(0o644)
     try:
-        yield temporary
+        with _full_disk_named(path):
+            yield temporary
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _full_disk_named(out: Path) -> Iterator[None]:
+    """A write knows no name when the disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL_DISK and error.filename is None:
+            error.filename = str(out)
+        raise
 
 
 def _existing_parent(path: Path) -> Path:

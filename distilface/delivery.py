@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distilface.artifact import (
+    CARD,
     VARIANT_FILES,
     Bundle,
     Form,
@@ -52,11 +53,13 @@ def deliver(bundle: str | Path, out: str | Path, variant: str | None = None, tok
     require_forms(tokenizer_in_graph, ort_format)
     say = progress or (lambda step: None)
     say("copying")
-    opened.check_file(record.file)
     graphs = {item.file for item in opened.manifest.variants.values()} | {
         file for form in opened.manifest.forms for file in form.files}
+    kept = set(opened.manifest.files) - graphs
+    # They get a new sha256 below: an altered one must not pass for whole. The card is written anew.
+    opened.check_files(kept - {CARD} | {record.file})
     with atomic_directory(out, overwrite) as folder:
-        for relative in set(opened.manifest.files) - graphs:
+        for relative in kept:
             (folder / relative).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(opened.folder / relative, folder / relative)
         (folder / "onnx").mkdir(exist_ok=True)

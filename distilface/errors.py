@@ -5,6 +5,7 @@ Exit codes: 2 for a mistake the user can correct, 1 for a check that failed on i
 
 from __future__ import annotations
 
+import errno
 import importlib
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
 
 INSTALL = "pip install 'distilface[{extra}]'"
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of a disk or a quota that is full, and of a file that may not grow."""
 
 
 class DistilfaceError(Exception):

@@ -33,7 +33,7 @@ def push(bundle: str | Path, repo: str, branch: str = "main", message: str = "Up
     """
     opened = Bundle.open(bundle)
     _check_name(repo)
-    check_files(opened)
+    opened.check_files()
     names = [MANIFEST, *opened.manifest.files]
 
     def upload(api: Any) -> str:
@@ -71,16 +71,10 @@ def pull(repo: str, out: str | Path, overwrite: bool = False) -> Bundle:
             else:
                 path.unlink(missing_ok=True)
         pulled = Bundle.open(folder)
-        check_files(pulled)
+        pulled.check_files()
         manifest = pulled.manifest.model_copy(update={"origin": f"{name}@{commit}"})
         replace_manifest(folder, manifest)
     return Bundle.open(out)
-
-
-def check_files(bundle: Bundle) -> None:
-    """Compare every file with the manifest; `GateError` names the first that differs."""
-    for name in bundle.manifest.files:
-        bundle.check_file(name)
 
 
 def _check_name(repo: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from distilface.artifact import Bundle, FileRecord, Manifest, Variant, atomic_file, replace_manifest
+from distilface.artifact import CARD, Bundle, FileRecord, Manifest, Variant, atomic_file, replace_manifest
 from distilface.loading import sha256_of
 
 _PLAIN_POOLERS = {"cls": "the first token", "mean": "the mean over the attention mask",
@@ -17,7 +17,7 @@ _PLAIN_POOLERS = {"cls": "the first token", "mean": "the mean over the attention
 
 def write_card(folder: Path, manifest: Manifest) -> None:
     """Write ``README.md`` with the metadata block that model hubs read."""
-    (folder / "README.md").write_text(render_card(manifest), encoding="utf-8", newline="\n")
+    (folder / CARD).write_text(render_card(manifest), encoding="utf-8", newline="\n")
 
 
 def record_scores(bundle: Bundle, variant: str, scores: Mapping[str, float]) -> None:
@@ -29,12 +29,12 @@ def record_scores(bundle: Bundle, variant: str, scores: Mapping[str, float]) -> 
     name = bundle.resolve_variant(variant)
     kept = bundle.manifest.scores
     manifest = bundle.manifest.model_copy(update={"scores": {**kept, name: {**kept.get(name, {}), **scores}}})
-    card = bundle.folder / "README.md"
+    card = bundle.folder / CARD
     with atomic_file(card) as temporary:
         temporary.write_text(render_card(manifest), encoding="utf-8", newline="\n")
     # Only the card's hash is new: hashing all again would give an altered file a clean record.
     listed = FileRecord(sha256=sha256_of(card), size=card.stat().st_size)
-    replace_manifest(bundle.folder, manifest.model_copy(update={"files": {**manifest.files, "README.md": listed}}))
+    replace_manifest(bundle.folder, manifest.model_copy(update={"files": {**manifest.files, CARD: listed}}))
 
 
 def render_card(manifest: Manifest) -> str:

@@ -102,7 +102,7 @@ def _one_limit(bundle: Bundle) -> Check:
             values = json.loads((bundle.folder / name).read_text(encoding="utf-8"))
             found[name] = read(values)
         except (OSError, ValueError, KeyError, TypeError):
-            return Check("one length limit", False, f"{name} names no length limit")
+            return Check("one length limit", False, f"{name} names no length limit; export the checkpoint again")
         padding = values.get("padding") if name == "tokenizer.json" else padding
     if padding is not None:
         return Check("one length limit", False, "tokenizer.json pads every text to a fixed length")

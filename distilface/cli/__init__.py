@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import typer
 
 from distilface.cli import compressing, making, measuring, probing, quantizing, serving, sweeping
-from distilface.errors import DistilfaceError
+from distilface.errors import FULL_DISK, DistilfaceError
 
 app = typer.Typer(
     name="distilface", help="Train a small sentence encoder, compress it, prove it, ship it.",
@@ -62,6 +62,8 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     except OSError as error:  # a full disk, a folder that vanished: what no check beforehand can rule out
         where = f" ({error.filename})" if error.filename else ""
+        if error.errno in FULL_DISK:
+            return _fail(f"{os.strerror(error.errno)}{where}; make room or write elsewhere, and run it again", 2)
         return _fail(f"{error.strerror or error}{where}", 2)
     return 0
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from distilface.artifact import (
+    CARD,
     VARIANT_FILES,
     Bundle,
     Variant,
@@ -108,10 +109,11 @@ def quantize(bundle: str | Path, mode: Mode = "dynamic", calibration: Sequence[s
         raise UserError(f"bundle {str(opened.folder)!r} can't be written: no permission; pass --out FOLDER")
     say = progress or (lambda step, done, total: None)
 
+    graph = opened.graph("fp32")
+    # All files get a new sha256 at the end: an altered one must not pass for whole. These two are written anew.
+    opened.check_files(set(opened.manifest.files) - {CARD, VARIANT_FILES[name]})
     tokenizer = Tokenizer.load(opened.folder, opened.manifest.max_seq_length)
     fitting, words, held_out = _split(calibration, mode, calibration_texts)
-    graph = opened.graph("fp32")
-    opened.check_file(VARIANT_FILES["fp32"])
     with tempfile.TemporaryDirectory(prefix="distilface-quantize-") as work:
         scratch = Path(work) / "model.onnx"
         unlike = max(MAX_UNLIKENESSES.get(mode, MAX_UNLIKENESS), MAX_UNLIKENESSES.get(recipe.tables, 0.0))

@@ -53,6 +53,16 @@ def test_what_delivery_refuses(tiny_bundle: Path, bundle_copy: Path, tmp_path: P
     assert not (tmp_path / "out").exists()
 
 
+def test_an_altered_file_gets_no_clean_record(bundle_copy: Path, tmp_path: Path) -> None:
+    (bundle_copy / "README.md").write_text("mine", encoding="utf-8")  # the card is made anew in any case
+    deliver(bundle_copy, tmp_path / "out", "fp32")
+    config = bundle_copy / "config.json"
+    config.write_text(config.read_text(encoding="utf-8") + " ", encoding="utf-8")
+    with pytest.raises(GateError, match=r"config\.json' was altered"):
+        deliver(bundle_copy, tmp_path / "other", "fp32")
+    assert not (tmp_path / "other").exists()
+
+
 @pytest.mark.parametrize(("arguments", "words"), [
     (["--variant", "int8", "--pooling", "cls"], "--pooling changes a graph when it is made"),
     (["--variant", "int4"], "no variant 'int4'"),

@@ -393,10 +393,11 @@ def test_an_output_folder_that_holds_something(untouched: Path, tmp_path: Path) 
     (tmp_path / "full").rmdir()
 
 
-def test_fp32_that_was_altered_is_not_quantized(bundle_copy: Path) -> None:
-    graph = bundle_copy / "onnx" / "model.onnx"
-    graph.write_bytes(graph.read_bytes() + b"\x00")
-    with pytest.raises(GateError, match="altered"):
+@pytest.mark.parametrize("name", ["onnx/model.onnx", "onnx/model_int8.onnx", "tokenizer.json"])
+def test_an_altered_file_is_not_quantized_nor_given_a_clean_record(bundle_copy: Path, name: str) -> None:
+    file = bundle_copy / name
+    file.write_bytes(file.read_bytes() + b"\x00")
+    with pytest.raises(GateError, match=rf"{file.name}' was altered"):
         quantize(bundle_copy, "dynamic", TEXTS, overwrite=True)
 
 
