@@ -136,7 +136,9 @@ def test_a_file_that_can_not_grow_is_one_line_and_leaves_no_half(tiny_bundle: Pa
                           check=False)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
-    assert "File too large" in done.stderr.splitlines()[-1]
+    last = done.stderr.splitlines()[-1]
+    assert f"File too large ({out}{os.sep}00000-00000." in last
+    assert last.endswith("; make room or write elsewhere, and run it again")
     assert [path.name for path in out.iterdir()] == ["distilface.json"]
     assert subprocess.run(words, env=ENVIRONMENT, capture_output=True, check=False).returncode == 0
     assert ShardSet.open(out).complete
