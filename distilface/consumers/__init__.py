@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from distilface.artifact import Bundle, GoldenText
+from distilface.artifact import Bundle, GoldenText, Variant
 from distilface.consumers.registry import CONSUMERS, Consumer, consumers_named
 from distilface.errors import GateError, UserError
 from distilface.parity import FP32_FLOOR, cosines
@@ -24,7 +24,7 @@ from distilface.tokenizer import Tokenizer
 
 __all__ = ["CONSUMERS", "Consumer", "Outcome", "check_consumers", "require_consumers"]
 
-Status = Literal["ok", "failed", "not installed", "not possible"]
+Status = Literal["ok", "failed", "can't load", "not installed", "not possible"]
 TIMEOUT = 900
 _CHILD = Path(__file__).parent / "child.py"
 _NODE_CHILD = Path(__file__).parent / "child.cjs"
@@ -35,6 +35,8 @@ class Outcome:
     """What one consumer made of one variant.
 
     Attributes:
+        status: ``can't load`` is a variant outside plain ONNX (operators of ONNX Runtime's own, half precision) that
+            this consumer was given and refused; of the other variants each consumer must give the vectors.
         version: of the consumer; None where it is not installed.
         cosine: worst cosine to the golden vectors, for texts within the length limit where the consumer cuts
             differently than the rest of the world (`Consumer.keeps_end`).
@@ -155,12 +157,7 @@ class _Checker:
             yield Outcome(consumer.name, "", "not installed", detail=missing + consumer.install)
         else:
             for variant, file in files.items():
-                record = self.bundle.manifest.variants.get(variant)
-                if consumer.standard_operators and record is not None and record.needs_custom_ops:
-                    yield Outcome(consumer.name, variant, "not possible", found[1],
-                                  detail="the graph needs operators of ONNX Runtime's own")
-                else:
-                    yield self._run(consumer, variant, file, *found, environments.modules)
+                yield self._run(consumer, variant, file, *found, environments.modules)
 
     def _files(self, consumer: Consumer, variants: Sequence[str]) -> dict[str, str]:
         if consumer.reads == "checkpoint":
@@ -200,9 +197,15 @@ class _Checker:
             try:
                 answer = run(command, consumer.function, request, self.work)
             except GateError as error:
-                return Outcome(consumer.name, variant, "failed", version, detail=str(error))
+                return _stopped(consumer, variant, version, str(error), manifest.variants.get(variant))
         floor = FP32_FLOOR if variant in ("fp32", "checkpoint") else manifest.variants[variant].cosine_floor
         return judge(consumer, variant, version, answer, self.golden, manifest.max_seq_length, floor)
+
+
+def _stopped(consumer: Consumer, variant: str, version: str, reason: str, record: Variant | None) -> Outcome:
+    """What a consumer without vectors comes to: a fault of the bundle, or a kind of graph that it does not know."""
+    special = record is not None and (record.needs_custom_ops or record.kind == "float16")
+    return Outcome(consumer.name, variant, "can't load" if special else "failed", version, detail=reason)
 
 
 def judge(consumer: Consumer, variant: str, version: str, answer: dict[str, Any], golden: Sequence[GoldenText],

@@ -97,6 +97,9 @@ def openvino(request: Request) -> Answer:
     compiled = Core().compile_model(str(Path(request["folder"], request["file"])), "CPU",
                                     {"INFERENCE_PRECISION_HINT": "f32"})
     names = {name for item in compiled.inputs for name in item.get_names()}
+    outputs = {name for item in compiled.outputs for name in item.get_names()}
+    if "sentence_embedding" not in outputs:
+        raise ValueError(f"the graph has no output sentence_embedding; it has {', '.join(sorted(outputs))}")
     feed = {name: np.array(value, dtype=np.int64) for name, value in
             _padded(ids, request["pad_token_id"]).items() if name in names}
     return {"vectors": compiled(feed)["sentence_embedding"].tolist(), "ids": ids}

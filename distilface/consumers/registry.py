@@ -28,7 +28,6 @@ class Consumer:
         install: how to get it.
         poolings: what it can do with the first output.
         main_graph: it reads onnx/model.onnx and nothing else, so every variant is delivered to it as that.
-        standard_operators: it runs no operators of ONNX Runtime's own.
         keeps_end: it keeps the last special token of a text that it cuts.
     """
 
@@ -40,7 +39,6 @@ class Consumer:
     install: str
     poolings: tuple[str, ...] = ("cls", "mean", "max")
     main_graph: bool = False
-    standard_operators: bool = False
     keeps_end: bool = True
 
 
@@ -59,7 +57,7 @@ CONSUMERS: tuple[Consumer, ...] = (
     Consumer("light-embed, sentence_embedding", "light_embed_sentence_embedding", "python", ("light-embed",),
              "sentence_embedding", OWN.format("light-embed")),
     Consumer("OpenVINO", "openvino", "python", ("openvino", "tokenizers"), "sentence_embedding",
-             "pip install 'distilface[openvino]'", standard_operators=True),
+             "pip install 'distilface[openvino]'"),
     Consumer("text-embeddings-inference, its files", "text_embeddings_inference", "python",
              ("onnxruntime", "tokenizers"), "modules", OWN.format("onnxruntime tokenizers"), ("cls", "mean"),
              main_graph=True),

@@ -199,8 +199,10 @@ def _check_output(graph: Path, outputs: list[str]) -> None:
 def _unloadable(engine: str, graph: Path, error: Exception) -> UserError:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     # OpenVINO begins with the place in its sources; the reason is at the end.
-    reason = (lines[-1] if engine.startswith("OpenVINO") else lines[0]) if lines else type(error).__name__
-    return UserError(f"{engine} can't load {str(graph)!r}: {reason}")
+    openvino = engine.startswith("OpenVINO")
+    reason = (lines[-1] if openvino else lines[0]) if lines else type(error).__name__
+    advice = "; upgrade openvino, or use backend='onnxruntime'" if openvino else ""
+    return UserError(f"{engine} can't load {str(graph)!r}: {reason.rstrip('.')}{advice}")
 
 
 def _provider(name: str) -> str:

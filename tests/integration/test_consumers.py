@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 from typer.testing import CliRunner
 
 from distilface.artifact import Bundle, write_manifest
 from distilface.cli import app
-from distilface.consumers import CONSUMERS, Outcome, check_consumers
-from distilface.errors import UserError
+from distilface.consumers import CONSUMERS, Outcome, check_consumers, require_consumers
+from distilface.delivery import deliver
+from distilface.errors import GateError, UserError
 from distilface.exporter import export
 
 pytestmark = pytest.mark.integration
 
 PYTHON = [item for item in CONSUMERS if item.runtime == "python" and item.reads not in ("checkpoint", "text")]
 VARIANTS = ["fp32", "int8-static", "int8-dynamic"]
+ELSEWHERE = [os.environ["CONSUMER_PYTHON"]] if "CONSUMER_PYTHON" in os.environ else []
+"""The interpreter of an environment for what does not get on with the packages here."""
 
 
 def only(outcomes: list[Outcome]) -> list[Outcome]:
@@ -31,12 +37,50 @@ def only(outcomes: list[Outcome]) -> list[Outcome]:
 
 @pytest.mark.parametrize("name", [item.name for item in PYTHON])
 def test_golden_ids_and_vectors(tiny_bundle: Path, name: str) -> None:
-    outcomes = only(check_consumers(tiny_bundle, names=[name]))
+    outcomes = only(check_consumers(tiny_bundle, names=[name], pythons=ELSEWHERE))
     assert sorted(item.variant for item in outcomes) == sorted(VARIANTS)
     for outcome in outcomes:
         assert outcome.status == "ok", outcome.line
         assert outcome.cosine is not None
         assert outcome.cosine >= (0.99999 if outcome.variant == "fp32" else 0.85)
+
+
+@pytest.mark.parametrize("name", ["OpenVINO", "text-embeddings-inference"])
+def test_every_variant_and_a_bundle_of_one_graph(full_bundle: Path, tmp_path: Path, name: str) -> None:
+    outcomes = only(check_consumers(full_bundle, names=[name]))
+    assert [(item.variant, item.status) for item in outcomes] == [
+        (variant, "ok") for variant in Bundle.open(full_bundle).variant_names], outcomes
+    deliver(full_bundle, tmp_path / "w4", "w4")
+    outcome, = check_consumers(tmp_path / "w4", names=[name])
+    assert (outcome.variant, outcome.status) == ("w4", "ok"), outcome.line
+
+
+@pytest.mark.parametrize("name", ["OpenVINO", "text-embeddings-inference"])
+def test_an_output_that_is_not_there_is_named(bundle_copy: Path, name: str) -> None:
+    graph = bundle_copy / "onnx" / "model.onnx"
+    model = onnx.load(graph)
+    model.graph.output.remove(next(item for item in model.graph.output if item.name == "sentence_embedding"))
+    onnx.save(model, graph)
+    write_manifest(bundle_copy, Bundle.open(bundle_copy).manifest)
+    outcome, = only(check_consumers(bundle_copy, "fp32", names=[name]))
+    assert outcome.status == "failed" and "sentence_embedding" in outcome.detail, outcome.line
+
+
+def test_operators_that_a_consumer_lacks_are_told_and_are_no_fault(full_bundle: Path, tmp_path: Path) -> None:
+    deliver(full_bundle, tmp_path / "w4", "w4")
+    graph = tmp_path / "w4" / "onnx" / "model.onnx"
+    model = onnx.load(graph)
+    next(node for node in model.graph.node if node.op_type == "MatMulNBits").op_type = "MatMulNever"
+    onnx.save(model, graph)
+    manifest = write_manifest(tmp_path / "w4", Bundle.open(tmp_path / "w4").manifest)
+    outcomes = check_consumers(tmp_path / "w4", names=["text-embeddings-inference"])
+    assert re.fullmatch(r"can't load  text-embeddings-inference, its files [\d.]+, w4: [^\n]*MatMulNever[^\n]*",
+                        outcomes[0].line), outcomes[0].line
+    require_consumers(tmp_path / "w4", outcomes)
+    plain = {"w4": manifest.variants["w4"].model_copy(update={"needs_custom_ops": False})}
+    write_manifest(tmp_path / "w4", manifest.model_copy(update={"variants": plain}))
+    with pytest.raises(GateError, match=r"1 of 1 checks .*MatMulNever"):
+        require_consumers(tmp_path / "w4", check_consumers(tmp_path / "w4", names=["text-embeddings-inference"]))
 
 
 def test_the_checkpoint_in_sentence_transformers(tiny_bundle: Path, checkpoint: Path) -> None:
