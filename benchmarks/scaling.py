@@ -14,7 +14,6 @@ import argparse
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
@@ -28,15 +27,11 @@ from benchmarks.common import RESULTS, write_result
 from distilface.artifact import atomic_file
 from distilface.benchmarking import BenchConfig, BenchReport, Subject, bench, find_subjects
 from distilface.benchmarking.kept import forget
-from distilface.benchmarking.worker import peak_rss
 from distilface.cpu import available_cpus
-from distilface.data import iter_texts
 from distilface.encoder import SentenceEncoder
-from distilface.encoding import encode_to
 from distilface.exporter import export
 from distilface.loading import MINILM
 from distilface.quantization import quantize
-from distilface.runtime import Encoder
 from distilface.shrinking import shrink
 from distilface.smarthome import utterances
 
@@ -63,9 +58,6 @@ TOY = Sizes(layers=(1, 2), words=(40_000,), texts=(50, 500), lengths=(8, 16), ba
 
 def main(arguments: Sequence[str] | None = None) -> None:
     found = parser().parse_args(arguments)
-    if found.stream:
-        stream(*found.stream)
-        return
     sizes, out = TOY if found.toy else Sizes(), found.out
     out.mkdir(parents=True, exist_ok=True)
     with torch.random.fork_rng():
@@ -89,12 +81,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line; ``--stream`` is how this recipe starts itself."""
+    """The command line."""
     found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     found.add_argument("--out", type=Path, default=Path("runs/scaling"), help="models and unfinished measurements")
     found.add_argument("--toy", action="store_true", help="sizes for a try in a minute, whose numbers mean nothing")
     found.add_argument("--results", type=Path, default=RESULTS, help="folder of scaling.json")
-    found.add_argument("--stream", nargs=3, metavar=("BUNDLE", "TEXTS", "OUT"), help=argparse.SUPPRESS)
     return found
 
 
@@ -178,7 +169,7 @@ def streamed(out: Path, bundle: Path, count: int) -> dict[str, Any]:
         with texts.open("w", encoding="utf-8") as file:
             commands = cycle(item.text for item in utterances())
             file.writelines(f"{text} {index}\n" for index, text in enumerate(islice(commands, count)))
-        command = [sys.executable, "-m", "benchmarks.scaling", "--stream", str(bundle), str(texts), str(vectors)]
+        command = [sys.executable, "-m", "benchmarks.streaming", str(bundle), str(texts), str(vectors)]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         vectors.unlink()
         with atomic_file(kept) as temporary:
@@ -186,14 +177,6 @@ def streamed(out: Path, bundle: Path, count: int) -> dict[str, Any]:
     found = json.loads(kept.read_text(encoding="utf-8"))
     return {"axis": "texts", "model": "random weights, fp32", "value": count,
             "sentences_per_second": count / found["seconds"], "peak_megabytes": (found["peak_rss"] or 0) / 1e6}
-
-
-def stream(bundle: str, texts: str, out: str) -> None:
-    """Encode a file of texts into a file of vectors; print the seconds and the peak memory of this process."""
-    encoder = Encoder.load(bundle)
-    start = time.perf_counter()
-    encode_to(encoder, iter_texts(texts), out, overwrite=True)
-    print(json.dumps({"seconds": time.perf_counter() - start, "peak_rss": peak_rss()}))
 
 
 def said(stage: str, done: int, total: int) -> None:
