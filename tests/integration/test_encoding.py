@@ -54,7 +54,7 @@ def assert_all_once(bundle: Path, out: Path, files: int, rows: int) -> None:
     np.testing.assert_allclose(vectors, Encoder.load(bundle, threads=1).encode(texts[-5:]), atol=1e-5)
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 300) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not happen"
