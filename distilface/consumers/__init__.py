@@ -244,6 +244,7 @@ def _replace(outcome: Outcome, **changes: Any) -> Outcome:
 
 def run(command: Sequence[str], function: str, request: dict[str, Any], work: Path) -> dict[str, Any]:
     """One function of a child in its own process, offline; `GateError` with its last words when it fails."""
+    work = work.resolve()  # the child starts there
     request_file, answer_file = work / "request.json", work / "answer.json"
     request_file.write_text(json.dumps(request), encoding="utf-8")
     answer_file.unlink(missing_ok=True)

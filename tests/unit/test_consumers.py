@@ -98,6 +98,14 @@ def test_a_name_nobody_has() -> None:
         consumers_named(["tensorflow"])
 
 
+def test_a_child_runs_in_a_folder_named_relatively(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    child = tmp_path / "child.py"
+    child.write_text("import shutil, sys\nshutil.copy(sys.argv[2], sys.argv[3])\n")
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert run([sys.executable, str(child)], "echo", {"text": "on"}, Path("work")) == {"text": "on"}
+
+
 def test_flags_of_consumers_without_consumers_are_refused(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["verify", str(tmp_path), "--consumer-python", "python"])
     assert isinstance(result.exception, UserError)
