@@ -164,7 +164,7 @@ def keep_best(out: Path, config: SweepConfig, study: optuna.Study) -> None:
                 shutil.rmtree(target, ignore_errors=True)
             shutil.rmtree(old, ignore_errors=True)
         done = {row.index for row in rows if row.state in ("complete", "pruned", "failed")}
-        for folder in (out / TRIALS_FOLDER).glob("*-seed-*"):
+        for folder in (out / TRIALS_FOLDER).glob("[0-9]*-seed-*"):  # a dot leads what a worker is still writing
             if int(folder.name.partition("-")[0]) in done:
                 shutil.rmtree(folder, ignore_errors=True)
 

@@ -253,7 +253,7 @@ def test_gradients_of_two_processes_are_those_of_one(tmp_path: Path) -> None:
         assert found["loss"] == pytest.approx(loss, rel=1e-6)
         assert found["gradients"].keys() == gradients.keys()
         for name, gradient in gradients.items():
-            torch.testing.assert_close(found["gradients"][name], gradient, rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(found["gradients"][name], gradient, rtol=1e-4, atol=5e-6)
 
 
 SCRIPT = """

@@ -307,7 +307,8 @@ def test_a_full_disk_in_the_middle_is_one_line_and_the_run_goes_on(
 
     monkeypatch.setattr(Encoder, "encode_reporting", filling)
     assert run(words) == 2
-    assert capsys.readouterr().err.strip().splitlines()[-1] == "distilface: error: No space left on device (v)"
+    assert capsys.readouterr().err.strip().splitlines()[-1] == (
+        "distilface: error: No space left on device (v); make room or write elsewhere, and run it again")
     assert not list((tmp_path / "v").glob(".*"))
     monkeypatch.setattr(Encoder, "encode_reporting", genuine)
     assert run(words) == 0

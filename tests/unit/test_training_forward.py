@@ -66,7 +66,7 @@ def test_cached_gradients_are_those_of_one_piece(folders: dict[float, Path], col
         assert value == pytest.approx(whole, rel=1e-5)
         assert found.keys() == expected.keys() and len(found) > 30
         for name, gradient in expected.items():
-            torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=5e-6)  # sums in another order
 
 
 @pytest.mark.parametrize("options", [{}, {"head": "train_only", "pooling": "layer_attention"}])  # with random slopes
