@@ -108,6 +108,18 @@ def test_a_grid_from_the_command_line_and_what_it_leaves(make: Make, tmp_path: P
     assert "can't go on" in capsys.readouterr().err
 
 
+def test_a_folder_that_another_worker_writes_is_left_alone(make: Make, tmp_path: Path) -> None:
+    """Its name starts with a dot until it is complete."""
+    from distilface.sweeping.results import keep_best
+
+    file, out = make({"train.learning_rate": [1e-3]}), tmp_path / "out"
+    start(file, out)
+    unfinished = out / "trials" / ".0000-seed-0-abc"
+    unfinished.mkdir(parents=True)
+    keep_best(out, load_sweep(file), optuna.load_study(study_name="sweep", storage=f"sqlite:///{out / 'sweep.db'}"))
+    assert unfinished.is_dir()
+
+
 def test_a_mistake_of_the_first_trial_ends_the_sweep_and_can_be_put_right(make: Make, tmp_path: Path) -> None:
     file = make({"train.learning_rate": [1e-3]})
     text = (tmp_path / "text.txt").rename(tmp_path / "elsewhere.txt")
